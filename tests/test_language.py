@@ -39,9 +39,9 @@ PHRASES = {
 
 
 def pages() -> list[Path]:
-    sources = [*(ROOT / "horovod_quant").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
-    sources += [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")]
-    sources += [path for path in (ROOT / "scripts").rglob("*.py") if "reproduction" not in path.parts]
+    sources = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")]
+    for folder in ("horovod_quant", "benchmarks", "examples", "scripts"):
+        sources += (ROOT / folder).rglob("*.py")
     return sorted([*sources, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
 
 

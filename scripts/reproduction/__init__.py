@@ -1,1 +1,1 @@
-"""Do the papers' claims hold? One module a claim; ``python -m reproduction`` runs them (scripts/reproduce)."""
+"""Tests of the papers' claims, one module per claim; run by scripts/reproduce."""

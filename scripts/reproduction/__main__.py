@@ -1,7 +1,7 @@
-"""Tests the papers' claims and writes the pages of results. Started by scripts/reproduce.
+"""Test the papers' claims and write the pages of results. Run by scripts/reproduce.
 
-A claim that already has a result is not tested again, so an interrupted run can be repeated; real trainings are kept
-one by one. The pages are made from the results alone.
+A claim that already has a result is skipped, so an interrupted run can be resumed; real trainings are cached one by
+one. The pages depend on the results alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> int:
         path = args.output / f"{claim}.json"
         result = common.load(path)
         if result is not None and result["size"] == args.size and not args.again and args.only is None:
-            print(f"reproduce: {claim}: {path} exists (--again tests it again)")
+            print(f"reproduce: {claim}: {path} exists (--again measures it again)")
             continue
         print(f"reproduce: {claim}", flush=True)
         result = common.run_study(claim, args.size, args.only)
@@ -48,23 +48,25 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="CLAIM",
         help=f"some of {NAMES} (all but {', '.join(common.ON_DEMAND)})",
     )
-    parser.add_argument("--again", action="store_true", help="test claims again that already have a result")
+    parser.add_argument(
+        "--again", action="store_true", help="measure claims again that already have a result"
+    )
     parser.add_argument(
         "--only",
         nargs="*",
         metavar="PART",
-        help=f"for a claim with parts ({common.WITH_PARTS}): run only these, in this order; the pages have the "
-        "others as they were measured before, here or elsewhere. Without any PART: make the pages of these",
+        help=f"for a claim with parts ({common.WITH_PARTS}): run only these, in this order; the pages show the "
+        "others as measured before, here or on another machine. Without any PART: only rewrite the pages",
     )
     parser.add_argument(
-        "--size", choices=("full", "tiny"), default="full", help="tiny: only to check that it runs (full)"
+        "--size", choices=("full", "tiny"), default="full", help="tiny: a check that it runs (default: full)"
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=ROOT / "docs" / "results",
         metavar="FOLDER",
-        help="folder for results and plots; pages go into it, the summary is FOLDER.md (docs/results)",
+        help="folder for results, plots and pages; the summary is FOLDER.md (default: docs/results)",
     )
     return parser
 
@@ -74,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     for claim in args.claims:
         if claim not in (*common.CLAIMS, *common.ON_DEMAND):
-            parser.error(f"{claim}: there is no such claim; choose from {NAMES}")
+            parser.error(f"{claim}: unknown claim; choose from {NAMES}")
         problem = common.module_of(claim).problem(args.size) if claim in common.ON_DEMAND else None
         if problem:
             parser.error(f"{claim}: {problem}")

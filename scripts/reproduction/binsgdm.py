@@ -1,4 +1,4 @@
-"""BinSGDM (NeurIPS 2023, as Birder): its curve beside Adam's, the length of a step, and the bytes between hosts."""
+"""BinSGDM (NeurIPS 2023, as Birder): loss, step time, and bytes between hosts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from reproduction.common import Plot, Verdict
 TITLE = "BinSGDM: one bit per element, compared with Adam"
 SCALE = "119,000 parameters (loss), 7.2 and 21 million (speed), 4 workers on 2 cores"
 CLAIM = (
-    "An optimizer that exchanges one bit per element trains as well as Adam with float32 gradients, and up to 2.5 "
-    "times (ResNet-50) and 6.3 times (BERT-Base) as fast between hosts with links of 10 Gbit/s. The hierarchical "
-    "exchange sends `2 (H-1)/H d/8` bytes from each of H hosts, however many workers it has (Peng et al., ICLR 2023 "
+    "An optimizer that sends one bit per element trains as well as Adam with float32 gradients, and up to 2.5× "
+    "(ResNet-50) and 6.3× (BERT-Base) faster between hosts with links of 10 Gbit/s. The hierarchical reduction sends "
+    "`2 (H-1)/H d/8` bytes from each of H hosts, for any number of workers per host (Peng et al., ICLR 2023 "
     "submission; NeurIPS 2023)."
 )
 METHOD = (
-    "*Loss* and *speed*: the trainings and steps of `scripts/reproduce transformer`; this section shows those with "
-    "Adam and with BinSGDM, whose beta is 0.9 here; another section tunes it. "
-    "The paper has faster GPUs and a faster network; here there are a few cores and slow links. "
-    "*Bytes*: what the hosts' network interfaces in `scripts/lab` count while a transformer of 21 million parameters "
-    "is trained over Gloo, with 2 workers on each host."
+    "*Loss* and *speed*: the trainings and steps of `scripts/reproduce transformer` with Adam and with BinSGDM. The "
+    "beta of BinSGDM is 0.9 here; another section tunes it. The paper has faster GPUs and a faster network; here there "
+    "are a few cores and slow links. *Bytes*: counted by the network interfaces of the hosts in `scripts/lab` while a "
+    "transformer of 21 million parameters trains over Gloo, with 2 workers per host."
 )
 
 METHODS = ("none", "binsgdm")
@@ -33,25 +32,25 @@ TRAININGS = (
     transformer.LONGER._replace(style="--"),
 )
 
-# Of measured and predicted bytes. TCP headers, Horovod's own messages and control tensors are on the wire as well.
+# Between measured and predicted bytes: TCP headers, Horovod's messages and control tensors are on the wire as well.
 TOLERANCE = 0.05
 
 
 class Settings(NamedTuple):
-    """What is trained, and the clusters between whose hosts bytes are counted."""
+    """Trainings, and clusters between whose hosts bytes are counted."""
 
     trainings: transformer.Settings
     clusters: tuple[steps.Settings, ...]
 
 
 def _cluster(hosts: int, model: dict[str, int], **others: int) -> steps.Settings:
-    # All gradients are exchanged in one bit, as in the formula. Horovod's workers talk to each other in every cycle,
-    # also while they compute: let them do it rarely, for these bytes are no gradients'.
+    # All gradients are sent in one bit, as in the formula. Horovod workers negotiate in every cycle, also while they
+    # compute: a long cycle keeps these bytes, which are not gradients, few.
     methods = (*METHODS, HIERARCHICAL)
     return steps.Settings(hosts, 2, "1gbit", methods, model, min_elements=1, cycle_time=500, **others)
 
 
-# Large, for the same reason; with little to compute.
+# Large, for the same reason; with little compute.
 LARGE = {"layers": 3, "width": 768, "heads": 12, "context": 16}
 
 SIZES = {
@@ -75,7 +74,7 @@ def study(settings: Settings) -> dict[str, Any]:
     return {**found, "clusters": [{"hosts": each.hosts, **steps.measure(each)} for each in clusters]}
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
@@ -90,7 +89,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             ("binsgdm", "After the same number of steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
             (
                 transformer.LONGER.key,
-                "After twice as many steps as Adam, which is not the paper's comparison,",
+                "After 2× the steps of Adam, which is not the comparison of the paper,",
                 common.OURS,
             ),
         )
@@ -101,18 +100,19 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             Verdict(
                 f"At {transformer.rate_title(rate)} BinSGDM runs more steps per second than Adam with float32",
                 ratio > 1,
-                f"{ratio:.2f} times as many; without any exchange there would be {limit:.2f} times as many",
+                f"{ratio:.2f}× faster; {limit:.2f}× faster without communication",
                 "BinSGDM (Birder), abstract: a speed-up, whose size is not tested",
             )
         )
     if figures["clusters"]:
         ratios = [steps.link_bytes(each, HIERARCHICAL) / predicted(each) for each in figures["clusters"]]
         shown = ", ".join(
-            f"{ratio:.3f} times that with {cluster(e)}" for ratio, e in zip(ratios, figures["clusters"])
+            f"{ratio:.3f} times the formula with {cluster(e)}"
+            for ratio, e in zip(ratios, figures["clusters"])
         )
         found.append(
             Verdict(
-                f"The hierarchical exchange sends between hosts what the formula says, within {TOLERANCE:.0%}",
+                f"The hierarchical reduction sends the bytes of the formula between hosts, within {TOLERANCE:.0%}",
                 all(abs(ratio - 1) <= TOLERANCE for ratio in ratios),
                 shown,
                 "BinSGDM (Birder), hierarchical 1-bit all-reduce",
@@ -124,13 +124,16 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def in_short(figures: dict[str, Any]) -> str:
     equal, longer = (transformer.difference(figures, key) for key in ("binsgdm", transformer.LONGER.key))
     return (
-        f"Its validation loss relative to Adam's: {equal} after the same number of steps; {longer} after "
-        "twice as many as Adam, which is not the paper's comparison."
+        f"Validation loss of BinSGDM relative to Adam: {equal} after the same number of steps; {longer} after 2× the "
+        "steps of Adam, which is not the comparison of the paper."
     )
 
 
 def adams_steps(figures: dict[str, Any], key: str) -> tuple[int, int]:
-    """After how many steps Adam's training loss was BinSGDM's at its end, and of how many; means of 50 steps."""
+    """Return the steps after which Adam reaches BinSGDM's final loss, and all its steps.
+
+    Losses are training losses, means of 50 steps.
+    """
     (ours, theirs) = (
         [common.mean(step) for step in zip(*figures["trainings"][name]["losses"])] for name in (key, "none")
     )
@@ -141,7 +144,7 @@ def adams_steps(figures: dict[str, Any], key: str) -> tuple[int, int]:
 
 
 def predicted(figures: dict[str, Any]) -> float:
-    """Bytes that leave a host in a step with the hierarchical exchange, by the formula."""
+    """Return the bytes per host and step, by the formula."""
     hosts = figures["hosts"]
     return 2 * (hosts - 1) / hosts * figures["elements"] / 8
 
@@ -167,13 +170,13 @@ def tables(figures: dict[str, Any]) -> str:
     reached, of = adams_steps(figures, "binsgdm")
     longer = transformer.FACTOR * of
     note = (
-        f"Adam needs {reached:,} steps to reach the training loss that BinSGDM has after {of:,}. Adam could also train "
-        f"for {longer:,} steps: {common.link(binsgdm_tuning.TITLE)} has that."
+        f"Adam needs {reached:,} steps to reach the training loss of BinSGDM after {of:,}. Adam can also train for "
+        f"{longer:,} steps: see {common.link(binsgdm_tuning.TITLE)}."
     )
     parts = [common.table(header, rows), note, transformer.speed_table(figures, METHODS)]
     if figures["clusters"]:
         header = (
-            "KB that leave a host per step",
+            "KB sent per host and step",
             "float32",
             "BinSGDM",
             "hierarchical",
@@ -204,7 +207,10 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     transformer.draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
     if figures["speeds"]:
         plots.append(
-            Plot("binsgdm-speed.png", "Steps per second, relative to Adam with float32 in the same round.")
+            Plot(
+                "binsgdm-speed.png",
+                "Steps per second, relative to Adam with float32 in the same round. Dashed: no communication.",
+            )
         )
         transformer.draw_speeds(figures["speeds"], ("fp16", "binsgdm"), folder / plots[1].file)
     return plots

@@ -1,7 +1,7 @@
-"""BinSGDM at its best beta and learning rate, where its loss comes from, and larger batches and more steps.
+"""BinSGDM at its best beta and learning rate, and causes of its loss.
 
-On paper a training of 1,000 steps takes a minute or two on two cores, one with 8 times the batch several times as long,
-and all of them three hours. Parts can be run one by one, here or elsewhere.
+Estimates: a training of 1,000 steps takes one to two minutes on two cores, one with 8× the batch several times that,
+and all of them three hours. Parts can run one by one, on any machine.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from reproduction.transformer import LIMIT, STEPS, TrainedInParts, Training, pla
 TITLE = "BinSGDM: its best setting, and where its loss comes from"
 SCALE = "119,000 parameters, 1,000 and 2,000 steps, 4 workers on 2 cores"
 CLAIM = (
-    "With one bit per element in each direction an optimizer ends at a loss comparable to Adam's after as many steps "
-    "(Peng et al., ICLR 2023 submission; NeurIPS 2023)."
+    "With one bit per element in each direction an optimizer ends at a loss comparable to Adam's after the same number "
+    "of steps (Peng et al., ICLR 2023 submission; NeurIPS 2023)."
 )
 BETAS, RATES, TUNING_SEED = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95), (0.003, 0.005, 0.008), 3
 METHOD = (
     "The transformer, text and workers of `scripts/reproduce transformer`. *Tuning*: for each beta of "
     f"{', '.join(map(str, BETAS))} the best learning rate of {', '.join(map(str, RATES))} for seed {TUNING_SEED}, "
     "which no other training has; then each beta with its rate and the usual seeds. The best pair of the tuning "
-    "is used for everything else. *Roundings*: the same rule with the workers' bits, whose mean is not rounded "
-    "again (with 4 workers that is a count, of 3 bits), and with no bits at all. *3 bits down*: the package's "
-    "optimizer with an option that is not the paper's, by which the servers return that count. *More steps*: twice "
-    "as many, also for Adam. *Larger batches*: 8 times as many sequences per step, half as many steps. Learning "
-    "rates rise in the first tenth of the steps and fall to 0 by half a cosine in all trainings. Adam has its own "
-    "learning rate, halved for twice the steps."
+    "is used for everything else. *Roundings*: the same rule with the bits of the workers, whose mean is not rounded "
+    "again (with 4 workers that is a count, of 3 bits), and without bits. *`server_bits=3`*: the optimizer of the "
+    "package with an option that is not in the paper, by which the reducers return that count. *More steps*: 2× the "
+    "steps, also for Adam. *Larger batches*: 8× the sequences per step, half the steps. Learning rates rise in the "
+    "first tenth of the steps and fall to 0 by half a cosine in all trainings. Adam has a learning rate of its own, "
+    "halved for twice the steps."
 )
 
 WORKER = Path(__file__).with_name("binsgdm_worker.py")
@@ -49,24 +49,24 @@ def _tuned(key: str, title: str, options: tuple[str, ...] = (), rounding: str = 
     return Training(key, method, title, (*options, f"--rounding={rounding}"), shade=common.COLORS["binsgdm"])
 
 
-# As the page has them.
+# In the order of the page.
 TRAININGS = (
     plain(ADAM)._replace(title="Adam"),
     _tuned(OURS, "BinSGDM"),
     _tuned(SERVED, "BinSGDM(server_bits=3)", ("--server-bits=3",)),
-    _tuned(COUNTED, "its rule, workers' bits alone", (), "workers"),
+    _tuned(COUNTED, "its rule, only bits of workers", (), "workers"),
     _tuned(EXACT, "its rule, no bits", (), "none"),
     _of_adam(ADAM_MORE, "Adam, twice the steps", (*MORE, "--lr=0.003")),
     _tuned(OURS_MORE, "BinSGDM, twice the steps", MORE),
-    _of_adam(ADAM_LARGE, "Adam, batches 8 times as large", LARGE),
-    _tuned(OURS_LARGE, "BinSGDM, batches 8 times as large", LARGE),
+    _of_adam(ADAM_LARGE, "Adam, batches 8× as large", LARGE),
+    _tuned(OURS_LARGE, "BinSGDM, batches 8× as large", LARGE),
 )
 COMPARED = {
     **dict.fromkeys((OURS, SERVED, COUNTED, EXACT), ADAM),
     OURS_MORE: ADAM_MORE,
     OURS_LARGE: ADAM_LARGE,
 }
-"""Each training of BinSGDM's, and Adam's of as many steps and sequences."""
+"""Each training with BinSGDM, and that with Adam of the same number of steps and sequences."""
 
 
 def tuning_part(beta: float) -> str:
@@ -92,7 +92,7 @@ class Pair(NamedTuple):
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here: it can be everywhere."""
+    """Return None: the claim can be tested on any machine."""
     return None
 
 
@@ -122,7 +122,7 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
 
 
 def _tune(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Validation losses by beta and learning rate, of what has been tried."""
+    """Return the validation losses of finished tuning runs, by beta and learning rate."""
     found: dict[str, dict[str, float]] = {}
     for beta in BETAS:
         for rate in RATES:
@@ -135,7 +135,7 @@ def _tune(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, dict[s
 
 
 def best_of(tuned: dict[str, dict[str, float]], beta: float) -> Pair | None:
-    """A beta with its best learning rate; None until all have been tried."""
+    """Return a beta with its best learning rate; None until all were tried."""
     losses = tuned.get(f"{beta:g}", {})
     if len(losses) < len(RATES):
         return None
@@ -143,7 +143,7 @@ def best_of(tuned: dict[str, dict[str, float]], beta: float) -> Pair | None:
 
 
 def best_pair(tuned: dict[str, dict[str, float]]) -> Pair | None:
-    """None until all have been tried."""
+    """Return the best beta and learning rate; None until all were tried."""
     pairs = [pair for beta in BETAS if (pair := best_of(tuned, beta))]
     if len(pairs) < len(BETAS):
         return None
@@ -160,7 +160,7 @@ def _job(settings: TrainedInParts, each: Training, pair: Pair | None) -> running
     return running.Job(str(WORKER), imported, each.method, options, settings.workers)
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
@@ -169,16 +169,16 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         Verdict(f"{when} BinSGDM ends within 1% of Adam's validation loss", ratio(figures, key) <= LIMIT,
                 difference(figures, key), source)
         for key, when, source in (
-            (OURS, "At its best setting, after as many steps,", paper),
-            (OURS_MORE, f"After {2 * STEPS:,} steps, as many as Adam's,", paper),
-            (OURS_LARGE, "With batches 8 times as large, after as many steps,", paper),
+            (OURS, "At its best setting, after the same number of steps,", paper),
+            (OURS_MORE, f"After {2 * STEPS:,} steps, the same number as Adam,", paper),
+            (OURS_LARGE, "With batches 8× as large, after the same number of steps,", paper),
         )
         if _whole(figures, key)
     ]  # fmt: skip
     if _whole(figures, OURS) and _whole(figures, OURS_LARGE):
         found.append(
             Verdict(
-                "Larger batches bring BinSGDM's loss closer to Adam's",
+                "Larger batches bring the loss of BinSGDM closer to Adam's",
                 ratio(figures, OURS_LARGE) < ratio(figures, OURS),
                 f"{difference(figures, OURS_LARGE)} and {difference(figures, OURS)}",
                 common.OURS,
@@ -187,7 +187,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if _whole(figures, OURS) and _whole(figures, COUNTED):
         found.append(
             Verdict(
-                "Without the server's rounding BinSGDM's loss is at most two thirds as far above Adam's",
+                "Without the rounding by reducers the loss of BinSGDM is at most two thirds as far above Adam's",
                 ratio(figures, COUNTED) - 1 <= 2 / 3 * (ratio(figures, OURS) - 1),
                 f"{difference(figures, COUNTED)} and {difference(figures, OURS)}",
                 common.OURS,
@@ -197,18 +197,18 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def _whole(figures: dict[str, Any], key: str) -> bool:
-    """Whether it and what it is compared with have been trained with every seed."""
+    """True if a training and the one it is compared with have every seed."""
     return all(transformer.whole(figures, each) for each in (key, COMPARED[key]))
 
 
 def _as_float32(figures: dict[str, Any], key: str, other: str) -> dict[str, Any]:
-    """For `transformer`, which compares with float32 by that name."""
+    """Return figures of two trainings under the names that `transformer` expects."""
     trainings = figures["trainings"]
     return {"trainings": {key: trainings[key], "none": trainings[other]}}
 
 
 def ratio(figures: dict[str, Any], key: str, other: str | None = None) -> float:
-    """Of the mean validation loss to Adam's."""
+    """Return the ratio of the mean validation loss to Adam's."""
     return transformer.loss_ratio(_as_float32(figures, key, other or COMPARED[key]), key)
 
 

@@ -1,12 +1,12 @@
-"""Trains the transformer of examples/ with BinSGDM's rule, and one or none of its roundings. Run by `binsgdm_tuning`.
+"""Train with the rule of BinSGDM without some roundings. Run by `binsgdm_tuning`.
 
     horovodrun -np 4 python binsgdm_worker.py --beta 0.8 --rounding both --compression binsgdm
     horovodrun -np 4 python binsgdm_worker.py --beta 0.8 --rounding none
 
-With both roundings it is the package's optimizer, of which ``--server-bits`` above 1 leaves the second one out.
-Otherwise workers exchange float32: with ``workers`` the mean of their bits, which is what a server knows before it
-rounds; with ``none`` the mean of what they would round. The other options are those of
-examples/torch_char_transformer.py; so are model, text, and everything else.
+With ``both`` it is the optimizer of the package, where ``--server-bits`` above 1 leaves out the second rounding.
+Otherwise workers average float32 values: with ``workers`` their bits, whose mean a reducer has before it rounds; with
+``none`` the values before the first rounding. Other options, model, text and steps are those of
+examples/torch_char_transformer.py.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ ROUNDINGS = ("both", "workers", "none")
 
 
 class Rule(torch.optim.Optimizer):
-    """Momentum by the mean magnitude, averaged over the workers: BinSGDM's update, but for a server's rounding.
+    """Update rule of BinSGDM without the rounding by a reducer.
+
+    Momentum divided by the mean magnitude, averaged over the workers.
 
     Source: Peng et al., NeurIPS 2023, Algorithm 1.
 
     Args:
-        bits: whether each worker's part of the average is one bit, drawn with the part as its expectation.
-        seed: of the bits; each worker draws its own.
+        bits: True if each worker rounds its quotient to one bit at random, without bias.
+        seed: of the bits, which differ between workers.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Rule(torch.optim.Optimizer):
 
 
 def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: Any) -> dict[str, Any]:
-    """As the example's; it differs in the optimizer alone."""
+    """Train as the example does, with another optimizer."""
     model = eden_worker.make_model(args, seed)
     compression: Any
     optimizer: torch.optim.Optimizer

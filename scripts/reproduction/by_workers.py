@@ -1,7 +1,7 @@
-"""Global-QSGD's advantage over QSGD as workers become more: the time of an exchange between 2 to 16 hosts.
+"""Speed-up of Global-QSGD over QSGD, between 2 to 16 hosts.
 
-On paper: with 16 hosts at 100 Mbit/s, float32 takes 2.5 s for 4.2 million elements, QSGD with 8 bits twice as long, and
-Global-QSGD 0.6 s; all of it a few minutes.
+Estimates: with 16 hosts at 100 Mbit/s, float32 takes 2.5 s for 4.2 million elements, QSGD with 8 bits 2× that time, and
+Global-QSGD 0.6 s; the whole study takes a few minutes.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from reproduction.common import Plot, Verdict
 TITLE = "Global-QSGD and QSGD in time, by the number of workers"
 SCALE = "4.2 million elements, 2 to 16 hosts on 2 cores, no training"
 CLAIM = (
-    "QSGD gathers every worker's codes, whose bytes grow with the number of workers; Global-QSGD's integers can be "
-    "added by an allreduce, whose bytes hardly do. So the more workers there are, the more time it saves (Xin, "
-    "Canini, Richtárik, Horváth, 2023; ECAI 2025)."
+    "QSGD gathers the codes of every worker, whose bytes grow with the number of workers; an allreduce can add the "
+    "integers of Global-QSGD, and its bytes hardly grow. So the time that it saves grows with the number of workers "
+    "(Xin, Canini, Richtárik, Horváth, 2023; ECAI 2025)."
 )
 METHOD = (
-    "`horovod-quant bench` exchanges 4.2 million gradients, in 4 tensors, between hosts of `scripts/lab` with a worker "
-    "each, over Gloo at 100 Mbit/s, all methods in turns. **All workers share the cores of one machine**: where 16 of "
-    "them share two, decoding 16 workers' codes takes QSGD 8 times as long as with a core for each. *Predicted*: "
-    "`advise`'s model, calibrated with what was measured between 2 and 4 hosts, and told how many workers share the "
-    "cores."
+    "`horovod-quant bench` reduces 4.2 million gradients, in 4 tensors, between hosts of `scripts/lab` with one worker "
+    "each, over Gloo at 100 Mbit/s, all methods in each round. **All workers share the cores of one machine**: where "
+    "16 of them share two, QSGD takes 8× the time to decode 16 workers' codes that it takes with a core for each. "
+    "*Predicted*: the model of `advise`, calibrated with the measurements between 2 and 4 hosts; it knows the number "
+    "of workers that share the cores."
 )
 
 NONE, QSGD, GLOBAL = "none", "qsgd-8", "global-qsgd-8"
 METHODS = (NONE, QSGD, "qsgdinf-4", "qsgdinf-alltoall-4", GLOBAL, "eden-3")
 CALIBRATING = 2
-"""How many of the clusters, those with the fewest hosts, calibrate the model."""
+"""Number of clusters, those with the fewest hosts, that calibrate the model."""
 
 LOCAL = "local"
 LATENCY = 1e-4  # docs/lab.md: a round trip takes 0.2 ms
 
 
 class Settings(NamedTuple):
-    """What is measured.
+    """Settings of the measurements.
 
     Attributes:
         hosts: of each cluster, or workers without a lab.
         shapes: of the gradients, as `horovod-quant bench` takes them.
-        rate: of the links, as scripts/lab takes it, or `LOCAL`: workers of this machine.
+        rate: of the links, as scripts/lab takes it, or `LOCAL`: workers on this machine.
         rounds: measurements of each method.
-        kernel_seconds: for which kernels are measured, for the model.
-        only: of `PARTS`: the clusters that are to be measured.
+        kernel_seconds: time to measure kernels, for the model.
+        only: clusters from `PARTS` to measure; None for all.
     """
 
     hosts: tuple[int, ...]
@@ -74,7 +74,7 @@ PARTS = tuple(map(str, SIZES["full"].hosts))
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here, or None."""
+    """Return the reason why the claim cannot be tested here, or None."""
     return None if SIZES[size].rate == LOCAL else running.why_no_lab()
 
 
@@ -105,7 +105,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def bench(settings: Settings, hosts: int) -> dict[str, Any]:
-    """What `horovod-quant bench --json` writes.
+    """Run `horovod-quant bench`; return its JSON.
 
     Raises:
         running.RunFailed: a worker or the lab failed.
@@ -131,18 +131,22 @@ def bench(settings: Settings, hosts: int) -> dict[str, Any]:
 
 
 def present(hosts: int) -> dict[str, str]:
-    """`METHODS` by the names that `horovod-quant bench` has for them."""
+    """Return `METHODS` by their current names, those of `horovod-quant bench`."""
     return {running.present_name(name, hosts): name for name in METHODS}
 
 
 def by_method(found: dict[str, Any], hosts: int) -> dict[str, dict[str, Any]]:
-    """Of `METHODS` what a bench has found."""
+    """Return the results of a benchmark for `METHODS`."""
     names = present(hosts)
     return {names[each["method"]]: each for each in found["results"] if each["method"] in names}
 
 
 def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds of an exchange by `advise`'s model, by hosts and method; without the clusters that calibrate it, none."""
+    """Predict the seconds of a reduction, by hosts and method.
+
+    Returns:
+        Empty until the clusters that calibrate the model are measured.
+    """
     rate = float("inf") if settings.rate == LOCAL else parse_rate(settings.rate)
     first = [str(hosts) for hosts in sorted(settings.hosts)[:CALIBRATING]]
     if not all(hosts in measured for hosts in first):
@@ -167,11 +171,11 @@ def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[
     }
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def advantage(figures: dict[str, Any], hosts: str, method: str = GLOBAL, over: str = QSGD) -> float:
-    """How many times as fast a method is as another: median of the ratios within each round."""
+    """Return the speed-up of a method over another: median of the ratios within rounds."""
     own = figures["clusters"][hosts]["seconds"]
     return statistics.median(a / b for a, b in zip(own[over], own[method]))
 
@@ -181,7 +185,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if len(every) < 2:
         return []
     ratios = [advantage(figures, hosts) for hosts in every]
-    shown = ", ".join(f"{ratio:.2f} times as fast with {hosts}" for hosts, ratio in zip(every, ratios))
+    shown = ", ".join(f"{ratio:.2f}× faster with {hosts}" for hosts, ratio in zip(every, ratios))
     found = [
         Verdict(
             "The time that Global-QSGD saves compared with QSGD (8 bits each) grows with the number of workers",
@@ -196,7 +200,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         Verdict(
             f"Between {last} hosts Global-QSGD with 8 bits is faster than float32",
             ratio > 1,
-            f"{ratio:.2f} times as fast; QSGD with 8 bits {advantage(figures, last, QSGD, NONE):.2f} times",
+            f"{ratio:.2f}× faster; speed-up of QSGD with 8 bits: {advantage(figures, last, QSGD, NONE):.2f}",
             common.OURS,
         )
     )
@@ -205,7 +209,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         good = sum(abs(each) <= 0.2 for each in off)
         found.append(
             Verdict(
-                "`advise`, calibrated with few hosts, predicts 9 of 10 exchanges among more hosts within 20%",
+                "`advise`, calibrated with few hosts, predicts 9 of 10 reductions among more hosts within 20%",
                 good >= 0.9 * len(off),
                 f"{good} of {len(off)}",
                 common.PACKAGE,
@@ -215,7 +219,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def errors(figures: dict[str, Any]) -> list[float]:
-    """Of the predictions, relative; without the clusters that calibrated the model."""
+    """Return the relative errors of predictions, without the clusters that calibrate the model."""
     return [
         seconds / statistics.median(figures["clusters"][hosts]["seconds"][method]) - 1
         for hosts in list(figures["clusters"])[CALIBRATING:]
@@ -225,15 +229,15 @@ def errors(figures: dict[str, Any]) -> list[float]:
 
 def in_short(figures: dict[str, Any]) -> str:
     parts = [f"{advantage(figures, hosts):.2f} with {hosts}" for hosts in figures["clusters"]]
-    return f"Times as fast as QSGD, 8 bits each, by hosts: {', '.join(parts)}."
+    return f"Speed-up over QSGD, 8 bits each, by hosts: {', '.join(parts)}."
 
 
 def tables(figures: dict[str, Any]) -> str:
     measured = (times for own in figures["clusters"].values() for times in own["seconds"].values())
     note = (
-        "Milliseconds of an exchange: measured (median), in brackets predicted. *Bytes* is how long those that a "
-        f"worker sends take on a link that is never idle. {figures['cores']} cores for all workers. The exchanges "
-        f"took {sum(map(sum, measured)) / 60:.1f} minutes, without launches and what comes before the first."
+        "Milliseconds of a reduction: measured (median), in brackets predicted. *Bytes*: the time of the bytes that a "
+        f"worker sends on a link that is never idle. {figures['cores']} cores for all workers. The reductions took "
+        f"{sum(map(sum, measured)) / 60:.1f} minutes, without launches and warm-up."
     )
     missing = [hosts for hosts in PARTS if hosts not in figures["clusters"]]
     if missing:
@@ -247,7 +251,7 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def cells(figures: dict[str, Any], hosts: str, method: str) -> list[str]:
-    """Of a method's exchange, and its bytes'."""
+    """Return the milliseconds of a reduction, and of its bytes, as text."""
     own = figures["clusters"][hosts]
     if method not in own["seconds"]:
         return ["impossible", ""]
@@ -267,7 +271,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         return []
     plot = Plot(
         "by-workers.png",
-        "Milliseconds of an exchange by the number of hosts. Dotted: predicted from the first two.",
+        "Milliseconds of a reduction by the number of hosts. Dotted: predicted from the first two.",
     )
     hosts = list(figures["clusters"])
     figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
@@ -287,6 +291,6 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     axes.set_yscale("log")
     axes.set_xticks(list(map(int, hosts)), hosts)
     axes.set_xlabel("hosts, one worker each")
-    axes.set_ylabel("milliseconds per exchange")
+    axes.set_ylabel("milliseconds per reduction")
     common.finish(figure, [axes], folder / plot.file)
     return [plot]

@@ -1,28 +1,28 @@
-"""Seconds to the float32 loss where bytes count: a transformer of 4.8 million parameters between 4 hosts.
+"""Seconds to the float32 loss of a transformer of 4.8 million parameters.
 
-The protocol, fixed before any figure was there:
+The protocol was fixed before the first measurement:
 
-1. *Learning rates*: Adam's with float32 and BinSGDM's, each the one of `RATES` with the least validation loss for
-   `TUNING_SEED`, which nothing else has. All methods but BinSGDM have Adam's.
-2. *Losses* do not depend on the link: `STEPS` steps with each method and seed, in one process with the simulator's
-   arithmetic; PowerSGD's with PyTorch's hook and real workers. BinSGDM has twice the steps, as recommended.
-3. *Steps*: all methods in turns of `TURN` steps, 30 of each after `WARM_UP` turns, in one launch between 4 hosts at
-   each of `PLACES`: two rates, with all instructions of the processor and with AVX2 alone, and with accelerators that
-   sleep.
-4. *Seconds*: the steps until the mean loss of the last `WINDOW` steps is within 1% of the float32 loss at the end (same
-   seed, mean of the seeds), times the median step. Steps are those under Horovod for methods under Horovod, and those
-   of DDP for hooks; this package's hooks have the losses of the same method under Horovod.
-5. *Check*: at each rate the fastest of this package's methods and the fastest of `BASELINES` train as a whole between
-   the hosts, with seed 0, and so does Auto, whose choice depends on the link: its losses and seconds are that run's.
+1. *Learning rates*: for Adam with float32 and for BinSGDM, each the one of `RATES` with the least validation loss for
+   `TUNING_SEED`, which no other training has. All methods but BinSGDM use the rate of Adam.
+2. *Losses* do not depend on the link: `STEPS` steps with each method and seed, in one process with the arithmetic of
+   the simulator; PowerSGD with PyTorch's hook and real workers. BinSGDM has twice the steps, as recommended.
+3. *Steps*: trials of `TURN` steps with each method in rounds, 30 steps of each after `WARM_UP` rounds, in one launch
+   between 4 hosts in each of `PLACES`: two rates, with all instructions of the processor and with AVX2 alone, and with
+   accelerators that sleep.
+4. *Seconds*: the steps until the mean loss of the last `WINDOW` steps is within 1% of the final float32 loss (same
+   seed, mean of the seeds), times the median step. Steps are measured under Horovod for methods under Horovod, and
+   under DDP for hooks; the hooks of this package have the losses of the same method under Horovod.
+5. *Check*: at each rate the fastest method of this package and the fastest of `BASELINES` train as a whole between the
+   hosts, with seed 0. So does Auto, whose choice depends on the link: its losses and seconds are those of that run.
 
-The accelerators' ratio of float32's transfer to computing is that of 8 hosts with a GPU each at 10 Gbit/s, by
-docs/pays.md: of N parameters a host sends 7 N bytes, and computes 6 N operations for each of 16,384 tokens with 40% of
+The ratio of the float32 transfer to compute with accelerators is that of 8 hosts with a GPU each at 10 Gbit/s, by
+docs/pays.md: for N parameters a host sends 7 N bytes, and computes 6 N operations for each of 16,384 tokens with 40% of
 312e12 a second. N cancels out: 7.1.
 
-On two cores, by the time of a few steps: 8 trainings for the rates and 36 for the losses inside one process, two at a
-time, 3 minutes each and BinSGDM's 6: one and a half hours; PowerSGD's 6 trainings half an hour; the steps of five
-places 45 minutes; the whole runs 45 minutes. A part that has ended is kept, and parts can be run one by one, in the
-order of `PARTS`, which is that in which they need each other: ``scripts/reproduce bytes-count --only PART ...``. Once
+Estimates for two cores, from the time of a few steps: 8 trainings for the rates and 36 for the losses inside one
+process, two at a time, 3 minutes each and 6 for BinSGDM: one and a half hours; 6 trainings with PowerSGD half an hour;
+the steps in five places 45 minutes; the whole runs 45 minutes. Finished parts are cached, and parts can run one by one,
+in the order of `PARTS`, which is that of their dependencies: ``scripts/reproduce bytes-count --only PART ...``. Once
 there is a verdict, this section replaces `seconds`.
 """
 
@@ -50,22 +50,22 @@ TITLE = "A transformer of 4.8 million parameters: seconds to the float32 loss"
 SCALE = "4.8 million parameters, 500 steps, 3 seeds, 4 hosts on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "The fastest of this package's methods gets within 1% of the float32 loss 1.3 times as fast at 1 Gbit/s, and 2 "
-    "times as fast at 100 Mbit/s, as the *best* of Horovod without compression and with fp16, and DDP without a hook "
-    "and with those for fp16 and bf16; with AVX2 alone as with AVX-512."
+    "The fastest method of this package gets within 1% of the float32 loss 1.3× faster at 1 Gbit/s, and 2× faster at "
+    "100 Mbit/s, than the *best* of Horovod without compression and with fp16, and DDP without a hook and with those "
+    "for fp16 and bf16; with AVX2 alone as with AVX-512."
 )
 METHOD = (
-    "The protocol is in `scripts/reproduction/bytes_count.py`, and was there before the figures. A transformer of 6 "
+    "The protocol is in `scripts/reproduction/bytes_count.py`, and is older than the figures. A transformer of 6 "
     "layers of width 256 trains on the sources of Python's library, 4 workers with 2 sequences of 64 characters each. "
     "*Losses* do not depend on a link, and are computed once, with 3 seeds: all workers in one process, with the "
-    "simulator's arithmetic, whose bits are those of real workers (PowerSGD: real workers with PyTorch's hook, after a "
-    "tenth of the steps without it). *Steps* are real ones between 4 hosts of `scripts/lab` with a worker each, all "
-    "methods in turns, 30 of each: the median of the slowest worker's. *Seconds* are the steps until the mean loss of "
-    "the last {window} is within 1% of that with which float32 ends, times the median step; a whole run of the fastest "
-    "method and of the best baseline at each rate checks the product. Learning rates are the best of {rates} for seed "
-    "{seed}, for Adam with float32 and for BinSGDM, which has twice the steps. *Accelerators*: instead of computing "
-    "there is sleep, as long as makes the float32 transfer take {ratio:.1f} times as long, the ratio of 8 hosts with a "
-    "GPU each at 10 Gbit/s ([docs/pays.md](../pays.md))."
+    "arithmetic of the simulator, bit-identical to real workers (PowerSGD: real workers with PyTorch's hook, after a "
+    "tenth of the steps without it). *Steps* are real ones between 4 hosts of `scripts/lab` with one worker each, 30 "
+    "with every method in rounds: the median of the slowest worker. *Seconds* are the steps until the mean loss of the "
+    "last {window} is within 1% of the final float32 loss, times the median step; a whole run of the fastest method "
+    "and of the best baseline at each rate checks the product. Learning rates are the best of {rates} for seed {seed}, "
+    "for Adam with float32 and for BinSGDM, which has twice the steps. *Accelerators*: a sleep replaces compute, so "
+    "long that the float32 transfer takes {ratio:.1f}× its time, the ratio of 8 hosts with a GPU each at 10 Gbit/s "
+    "([docs/pays.md](../pays.md))."
 )
 
 WORKER = Path(__file__).with_name("bytes_count_worker.py")
@@ -83,7 +83,7 @@ METHOD = METHOD.format(window=WINDOW, rates=", ".join(map(str, RATES)), seed=TUN
 BASELINES = ("none", "fp16", "ddp", "ddp-fp16", "ddp-bf16")
 POWERSGD = ("powersgd-2", "powersgd-4")
 OURS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2", "eden-3-trellis", "eden-2-trellis")
-HOOKS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2")  # of ours that are also measured under DDP
+HOOKS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2")  # of `OURS`, also measured under DDP
 BINSGDM, AUTO, ALONE = "binsgdm", "auto", "alone"
 FACTOR = transformer.FACTOR
 
@@ -98,30 +98,30 @@ TITLES = {
     "powersgd-2": "PowerSGD, rank 2", "powersgd-4": "PowerSGD, rank 4", "global-qsgd-8": "Global-QSGD, 8 bits",
     "qsgd-4": "QSGD, 4 bits", "eden-3": "EDEN, 3 bits", "eden-2": "EDEN, 2 bits",
     "eden-3-trellis": "EDEN with a trellis, 3 bits", "eden-2-trellis": "EDEN with a trellis, 2 bits",
-    BINSGDM: "BinSGDM, twice the steps", AUTO: "Auto", ALONE: "computing alone",
+    BINSGDM: "BinSGDM, twice the steps", AUTO: "Auto", ALONE: "compute only",
 }  # fmt: skip
 
 
 class Place(NamedTuple):
-    """Where steps are measured.
+    """Setting in which steps are measured.
 
     Attributes:
         title: for readers.
         rate: of the links, as scripts/lab takes it, or `seconds.LOCAL`.
-        wanted: how many times as fast as the best of `BASELINES` the fastest of ours is to be; None for no verdict.
-        variables: of the workers' environment.
-        sleeps: whether computing is slept.
+        wanted: speed-up that the claim states, over the best of `BASELINES`; None for no verdict.
+        variables: of the environment of the workers.
+        sleeps: True if a sleep replaces compute.
     """
 
     title: str
     rate: str
     wanted: float | None = None
-    variables: dict[str, str] = {}  # noqa: RUF012, nobody changes it
+    variables: dict[str, str] = {}  # noqa: RUF012, never changed
     sleeps: bool = False
 
     @property
     def transfer(self) -> float:
-        """Seconds of the float32 bytes of a step; without links those of 1 Gbit/s."""
+        """Return the seconds of the float32 bytes; without links at 1 Gbit/s."""
         rate = "1gbit" if self.rate == seconds.LOCAL else self.rate
         return ring_allreduce_bytes(4 * ELEMENTS, WORKERS) / parse_rate(rate)
 
@@ -147,17 +147,17 @@ PARTS = (
 
 
 class Settings(NamedTuple):
-    """What is trained and measured.
+    """Settings of trainings and measurements.
 
     Attributes:
         model, batch, steps: see `simulated.Job`.
         seeds: of the losses.
-        places: of `PLACES`: where steps are measured.
-        whole: of these, where whole runs are.
-        workers: of every training, each on a host of its own but for `seconds.LOCAL`.
-        rounds: turns of each method.
-        processes: trainings at a time; as many as there are cores where None.
-        only: of `PARTS`, to be run; all at ``places`` where None.
+        places: names from `PLACES` in which steps are measured.
+        whole: those of them in which whole runs are made.
+        workers: of every training, one per host except for `seconds.LOCAL`.
+        rounds: trials of each method.
+        processes: trainings at a time; None for the number of cores.
+        only: names from `PARTS` to run; None for all in ``places``.
     """
 
     model: dict[str, int]
@@ -181,7 +181,7 @@ SIZES = {
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here, or None."""
+    """Return the reason why the claim cannot be tested here, or None."""
     return None if SIZES[size].places == (seconds.LOCAL,) else running.why_no_lab()
 
 
@@ -189,7 +189,7 @@ def problem(size: str) -> str | None:
 
 
 def study(settings: Settings) -> dict[str, Any]:
-    """Run the parts; figures have what is known of all, here or in an earlier result."""
+    """Run parts; return the figures of all known ones."""
     usual = [p for p in PARTS if not p.startswith("steps-") or p[len("steps-") :] in settings.places]
     usual = [p for p in usual if not p.startswith("whole-") or p.rpartition("@")[2] in settings.whole]
     chosen = usual if settings.only is None else settings.only
@@ -202,7 +202,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def collect(settings: Settings, before: dict[str, Any]) -> dict[str, Any]:
-    """The figures of what is kept, and those from before of what is not."""
+    """Return the figures of cached runs, and the earlier ones of the others."""
     tuned = {key: dict(before.get("tuned", {}).get(key, {})) for key in ("none", BINSGDM)}
     for key, rate in ((key, rate) for key in tuned for rate in RATES):
         for run in simulated.kept(_job(settings, key, rate), (TUNING_SEED,)):
@@ -230,7 +230,7 @@ def collect(settings: Settings, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def best_rate(tuned: dict[str, dict[str, float]], key: str) -> float | None:
-    """The learning rate of a method; None until all have been tried."""
+    """Return the learning rate of a method; None until all were tried."""
     tried = tuned[BINSGDM if key == BINSGDM else "none"]
     return float(min(tried, key=lambda rate: tried[rate])) if len(tried) == len(RATES) else None
 
@@ -272,12 +272,12 @@ def _train(settings: Settings, figures: dict[str, Any], keys: Sequence[str]) -> 
 
 def _needed(value: Any, kind: str) -> Any:
     if value is None:
-        raise running.RunFailed(f"run the parts {kind}-... first: what this part does depends on them")
+        raise running.RunFailed(f"run the parts {kind}-... first: this part depends on them")
     return value
 
 
 def _measure(settings: Settings, figures: dict[str, Any], places: Iterable[str]) -> None:
-    rates = {"adam": RATES[0], BINSGDM: RATES[0]}  # which ones does not matter for time
+    rates = {"adam": RATES[0], BINSGDM: RATES[0]}  # times do not depend on them
     for place in places:
         running.once(
             _steps_kept_as(settings, place),
@@ -330,7 +330,9 @@ def launch(
     rounds: int,
     turn: int,
 ) -> dict[str, Any]:
-    """What the worker writes, and the machine's ``load`` before: see `bytes_count_worker`.
+    """Run the worker; return its figures and the ``load`` of the machine before.
+
+    See `bytes_count_worker`.
 
     Raises:
         running.RunFailed: a worker or the lab failed.
@@ -353,11 +355,11 @@ def launch(
         return {"load": round(load, 2), **json.loads(file.read_text())}
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def ours() -> tuple[str, ...]:
-    """Of `MEASURED` this package's."""
+    """Return the methods of this package in `MEASURED`."""
     return tuple(name for name in MEASURED if name not in BASELINES and not is_powersgd(name))
 
 
@@ -366,7 +368,7 @@ def is_powersgd(name: str) -> bool:
 
 
 def curve_of(name: str) -> str:
-    """Whose losses a measured method has."""
+    """Return the method in `TRAINED` whose losses a measured method has."""
     if name == "ddp":
         return "none"
     return name if name in TRAINED else name[len("ddp-") :]
@@ -377,20 +379,20 @@ def title(name: str) -> str:
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Means of the last `WINDOW` losses, from the first time that there are so many."""
+    """Return the moving average of losses over `WINDOW` steps."""
     window = min(WINDOW, len(losses))
     return [common.mean(losses[end - window : end]) for end in range(window, len(losses) + 1)]
 
 
 def arrival(losses: Sequence[float], reference: Sequence[float]) -> int | None:
-    """The step at which a training first has the reference's final loss, within 1%."""
+    """Return the first step within 1% of the reference's final loss."""
     target = LIMIT * smoothed(reference)[-1]
     window = min(WINDOW, len(losses))
     return next((place + window for place, loss in enumerate(smoothed(losses)) if loss <= target), None)
 
 
 def steps_needed(figures: dict[str, Any], key: str) -> float | None:
-    """The mean over the seeds; None where one never arrives, or is missing."""
+    """Return the mean steps to the float32 loss; None if not all seeds arrive."""
     own, reference = (figures["losses"].get(each, {}).get("losses", []) for each in (key, "none"))
     found = [arrival(*pair) for pair in zip(own, reference)]
     whole = len(found) == figures["seeds"] and None not in found
@@ -402,7 +404,7 @@ def step_seconds(figures: dict[str, Any], place: str, name: str) -> float:
 
 
 def seconds_needed(figures: dict[str, Any], place: str, name: str) -> float | None:
-    """To within 1% of the float32 loss; None if never, or not known."""
+    """Return the seconds to the float32 loss, within 1%; None if unknown."""
     needed = steps_needed(figures, curve_of(name))
     known = name in figures["steps"].get(place, {}).get("seconds", {})
     return needed * step_seconds(figures, place, name) if known and needed is not None else None
@@ -424,17 +426,17 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         ratio = times[other] / times[best]
         found.append(
             Verdict(
-                f"{where.title}: at least {where.wanted:g} times as fast to within 1% of the float32 loss as the best "
-                "of Horovod and DDP with 32 and 16 bits",
+                f"{where.title}: at least {where.wanted:g}× faster to within 1% of the float32 loss than the best of "
+                "Horovod and DDP with 32 and 16 bits",
                 ratio >= where.wanted,
-                f"{ratio:.2f} times: {title(best)} {times[best]:.0f} s, {title(other)} {times[other]:.0f} s",
+                f"speed-up {ratio:.2f}: {title(best)} {times[best]:.0f} s, {title(other)} {times[other]:.0f} s",
             )
         )
     checked = {run: off for run in figures["whole"] if (off := product_error(figures, run)) is not None}
     if checked:
         found.append(
             Verdict(
-                "Whole runs take as long as their steps times the median step, within 10%",
+                "Whole runs take the time of their steps times the median step, within 10%",
                 max(map(abs, checked.values())) <= 0.1,
                 ", ".join(f"{whole_title(figures, run)} {off:+.1%}" for run, off in checked.items()),
             )
@@ -443,7 +445,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def product_error(figures: dict[str, Any], run: str) -> float | None:
-    """How much longer a whole run took, as a share, than its steps times the median step."""
+    """Compare the time of a whole run with its steps times the median."""
     place, own = run.rpartition("@")[2], figures["whole"][run]
     if own["method"] == AUTO or own["method"] not in figures["steps"].get(place, {}).get("seconds", {}):
         return None
@@ -493,12 +495,12 @@ def losses_table(figures: dict[str, Any]) -> str:
 def ratio_of_computing(figures: dict[str, Any], place: str) -> str:
     where = PLACES[place]
     computing = step_seconds(figures, place, ALONE)
-    text = f"A step without any exchange takes {1e3 * computing:.0f} ms"
+    text = f"A step without communication takes {1e3 * computing:.0f} ms"
     if where.rate == seconds.LOCAL:
         return text + "."
     return (
         f"{text}, all {figures['cores']} cores shared by {WORKERS} hosts; the float32 bytes need "
-        f"{1e3 * where.transfer:.0f} ms on a link that is never idle: {where.transfer / computing:.2f} times as long."
+        f"{1e3 * where.transfer:.0f} ms on a link that is never idle: {where.transfer / computing:.2f}× that time."
     )
 
 
@@ -520,7 +522,7 @@ def table(figures: dict[str, Any], place: str) -> str:
         "",
         "ms per step",
         "s to 1% of the float32 loss",
-        "times as fast as the best without this package",
+        "speed-up over the best without this package",
     ]
     return common.table(header, rows)
 

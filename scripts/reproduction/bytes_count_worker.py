@@ -1,9 +1,9 @@
-"""Trains the transformer of examples/, in turns with several methods, and times each step. Run by `bytes_count`.
+"""Train with several methods in rounds, and time each step. Run by `bytes_count`.
 
     horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python bytes_count_worker.py SETTINGS FILE
 
-SETTINGS is JSON, that of `bytes_count.launch`; FILE gets the figures. A method whose name begins with ``ddp`` is a hook
-of DistributedDataParallel, PyTorch's or this package's, the others are Horovod's or this package's under Horovod.
+SETTINGS is the JSON of `bytes_count.launch`; the figures go to FILE. A method whose name begins with ``ddp`` is a hook
+of DistributedDataParallel, from PyTorch or this package; the others run under Horovod.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from horovod_quant.frontends import methods
 
 ALONE, AUTO, DDP, POWERSGD = "alone", "auto", "ddp", "powersgd-"
 BACKWARD = 2 / 3
-"""Of the time of computing, where it is slept."""
+"""Share of the backward pass in compute that a sleep replaces."""
 
 
 class Sleeping(torch.nn.Module):
-    """Sleeps where an accelerator would compute; the parameters' gradients are given."""
+    """Model that sleeps where an accelerator would compute; its gradients are given."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], computing: float) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Sleeping(torch.nn.Module):
 
 
 class Trial:
-    """A model that trains with one method.
+    """Training of a model with one method.
 
     Args:
         name: of the method, `ALONE` or `AUTO`; beginning with `DDP` for a hook.
@@ -85,7 +85,7 @@ class Trial:
             loss = with_hook(loss, method)
         elif name != ALONE:
             self._compression = hvq.Auto() if name == AUTO else methods.parse(method).compression(hvd, hvq)
-            # Other names for each method: the same name with another shape would be a miss in Horovod's cache.
+            # Names per method: the same name with another shape would be a miss in Horovod's response cache.
             named = [(f"{name}: {key}", parameter) for key, parameter in model.named_parameters()]
             optimizer = hvd.DistributedOptimizer(
                 optimizer, named_parameters=named, compression=self._compression
@@ -98,7 +98,7 @@ class Trial:
         self._optimizer, self._loss = optimizer, loss
 
     def prepare(self) -> None:
-        """Do what is not measured."""
+        """Do the part of a step that is not measured."""
         if self._given is not None:
             self._given.give(self._parameters)
         starts = torch.randint(len(self._text) - self._context, (self._sequences,), generator=self._sampling)
@@ -117,7 +117,7 @@ class Trial:
         return loss.item()
 
     def chosen(self) -> str | None:
-        """What `AUTO` has taken."""
+        """Return the report of `AUTO`, or None."""
         return str(self._compression.report()) if isinstance(self._compression, hvq.Auto) else None
 
 
@@ -139,7 +139,7 @@ def with_hook(loss: torch.nn.Module, method: str) -> DistributedDataParallel:
 
 
 def turn(trial: Trial, steps: int) -> list[tuple[float, float]]:
-    """Seconds of each of some steps, those of the slowest worker, and the workers' mean loss."""
+    """Run a trial; return seconds (maximum) and loss (mean) of each step."""
     hvd.allreduce(torch.zeros(1), name="together")
     own = []
     for _ in range(steps):
@@ -152,7 +152,7 @@ def turn(trial: Trial, steps: int) -> list[tuple[float, float]]:
 
 
 def random_gradients(settings: dict[str, Any]) -> Any:
-    """Those of the transformer's shapes."""
+    """Return random gradients with the shapes of the transformer."""
     model = example.CharTransformer(**settings["model"])
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     rng = np.random.default_rng(hvd.rank())
@@ -172,7 +172,7 @@ def main() -> None:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in trials}
     order = list(trials)
     for number in range(-settings["warm_up"], settings["rounds"]):
-        # A round has a turn of every method, so that all see the same state of the machine; each time another first.
+        # A round has a trial of every method, so that all see the same state of the machine; the first one rotates.
         first = number % len(order)
         for name in order[first:] + order[:first]:
             measured = turn(trials[name], settings["turn"])

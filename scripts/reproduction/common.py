@@ -1,17 +1,17 @@
-"""What the studies share: verdicts, results on disk, numbers with their spread, tables, plots.
+"""Functions that the studies share: verdicts, results on disk, statistics, tables, plots.
 
 The module of a claim has:
 
-- ``TITLE``, ``CLAIM`` (the paper's, in one sentence) and ``METHOD`` (how it is tested), all of them Markdown;
-- ``SIZES``: settings by name: ``"full"``, and ``"tiny"``, which takes seconds and tests the machinery alone;
+- ``TITLE``, ``CLAIM`` (of the paper, in one sentence) and ``METHOD`` (of the test), all in Markdown;
+- ``SIZES``: settings by name: ``"full"``, and ``"tiny"``, which takes seconds and only checks that the study runs;
 - ``study(settings)``: the measurement. Returns figures that JSON can hold, without NaN or infinity;
-- ``verdicts(figures)``: what they say about the claim, computed from nothing else;
+- ``verdicts(figures)``: the verdicts on the claim, computed from the figures alone;
 - ``tables(figures)``: the figures as Markdown;
 - ``draw(figures, folder)``: the plots, written to PNG files in the folder;
-- ``in_short(figures)``, if there is more to say in the page's summary than how many verdicts hold: a sentence or two;
-- ``SOURCE``, if all its verdicts that name no source have the same one;
-- where parts of the study can be run alone, ``PARTS``, their names. Settings have ``only``, None or some of them, and
-  verdicts, tables and plots are of what figures there are.
+- ``in_short(figures)``, optional: a sentence or two after the verdicts;
+- ``SOURCE``, optional: the source of verdicts that name none;
+- ``PARTS``, if parts of the study can run alone: their names. Settings then have ``only``, None or some of them, and
+  verdicts, tables and plots use the figures that are available.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from horovod_quant.frontends import methods
 from horovod_quant.schemes.base import Scheme
 from reproduction import running
 
-# A claim's name is that of its module, with hyphens.
+# The name of a claim is the name of its module, with hyphens.
 CLAIMS = (
     "nuqsgd",
     "nuqsgd-gradients",
@@ -61,19 +61,19 @@ PAGES = {
     "global-qsgd": ("Global-QSGD", ("global-qsgd", "by-workers", "rotated-sum")),
     "binsgdm": ("BinSGDM", ("binsgdm", "binsgdm-tuning", "emulated")),
     "eden": ("EDEN", ("eden",)),
-    "limits": ("Errors and their limits", ("limits",)),
+    "limits": ("nmse and its limits", ("limits",)),
     "training": (
         "Training a transformer",
         ("transformer", "transformer-gpu", "bytes-count", "seconds", "rivals", "more-workers"),
     ),
 }
-"""Pages of the evidence: a file name without its suffix, a title, and the claims on the page."""
+"""Pages of the evidence: file name without suffix, title, and claims on the page."""
 
 REPLACED = {"seconds": "bytes-count"}
-"""Claims that leave the pages as soon as there is a verdict on another."""
+"""Claims that another one replaces on the pages once it has a verdict."""
 
-# Tested only where they are named: most machines lack what they need, or nobody has tested them yet. Their
-# modules also have ``problem(size)``: why the claim cannot be tested here, or None.
+# Tested only if named: most machines lack the requirements, or there is no result yet. Their modules also have
+# ``problem(size)``: the reason why the claim cannot be tested here, or None.
 ON_DEMAND = (
     "transformer-gpu",
     "seconds",
@@ -89,7 +89,7 @@ WITH_PARTS = (
     "eden, binsgdm-tuning, by-workers, bytes-count, emulated, more-workers, nuqsgd-training, rivals, seconds"
 )
 
-# One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
+# One color per method and any bits: legible on white, and for most color-blind readers (Okabe and Ito).
 COLORS = {
     "none": "black",
     "fp16": "#999999",
@@ -122,18 +122,18 @@ TITLES = {
 }
 
 
-OURS = "our reading"  # of a paper that does not say so, or not in such words
+OURS = "our reading"  # of a paper that does not state it, or not in these words
 PACKAGE = "this package's claim"
 
 
 class Verdict(NamedTuple):
-    """What the figures say about one part of a claim.
+    """Verdict on one part of a claim.
 
     Attributes:
         statement: that part, as a sentence that can be true or false.
-        holds: whether the figures agree.
+        holds: True if the figures agree.
         evidence: the figures that decided.
-        source: where the paper says so, `OURS` or `PACKAGE`; by default the module's ``SOURCE``, or `OURS`.
+        source: section of the paper, `OURS` or `PACKAGE`; by default the ``SOURCE`` of the module, or `OURS`.
     """
 
     statement: str
@@ -143,7 +143,7 @@ class Verdict(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A PNG file in the folder of the results, and what it shows."""
+    """PNG file in the folder of the results, and its caption."""
 
     file: str
     caption: str
@@ -154,7 +154,7 @@ def module_of(claim: str) -> Any:
 
 
 def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
-    """A claim's verdicts, each with its source."""
+    """Return the verdicts on a claim, each with its source."""
     module = module_of(claim)
     default = getattr(module, "SOURCE", OURS)
     return [verdict._replace(source=verdict.source or default) for verdict in module.verdicts(figures)]
@@ -164,10 +164,10 @@ def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
 
 
 def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[str, Any]:
-    """Runs a claim's study; returns its figures with what one has to know to repeat them.
+    """Run the study of a claim; return its figures, and the machine and versions.
 
     Args:
-        only: names of the module's ``PARTS`` to run; beside them the figures have what is kept of the others.
+        only: names of the module's ``PARTS`` to run; the figures of the other parts come from cached runs.
     """
     module = module_of(claim)
     settings = module.SIZES[size]
@@ -193,12 +193,12 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """Return the CPU time of this process and its finished children."""
     return sum(os.times()[:4])
 
 
 def processor() -> str:
-    """The processor's name, or the architecture where the system does not tell."""
+    """Return the name of the processor, or else of the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -208,7 +208,7 @@ def processor() -> str:
 
 
 def save(result: dict[str, Any], path: Path) -> None:
-    """Writes a result whole or not at all: a file that exists is one that can be skipped."""
+    """Write a result atomically: a claim whose file exists can be skipped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -216,18 +216,18 @@ def save(result: dict[str, Any], path: Path) -> None:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """A result that was saved, or None where there is none."""
+    """Return a saved result, or None."""
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def earlier(claim: str, settings: Any) -> dict[str, Any]:
-    """The figures of a claim's saved result, where only some parts are run and the rest was measured alike; else none.
+    """Return figures of the saved result to which this run adds parts, or none.
 
-    What is kept of single runs stays on the machine that ran them. A result does not, and parts may be added to it
-    elsewhere.
+    There are none if all parts are run, or if the saved result has other settings. Cached runs stay on the machine that
+    ran them; a result can be extended on another machine.
 
     Args:
-        settings: of the study that asks.
+        settings: of the current study.
     """
     result = load(running.KEPT.with_name(f"{claim}.json"))
     if result is None or settings.only is None:
@@ -240,21 +240,28 @@ def earlier(claim: str, settings: Any) -> dict[str, Any]:
 
 
 def scheme(name: str, **changes: Any) -> Any:
-    """The scheme of a method by the name that it had in version 0.1.0, with other arguments for some.
+    """Return the scheme of a method, by its name of version 0.1.0.
 
-    The results have these names: trainings of then are compared with each other.
+    The results use these names.
+
+    Args:
+        name: of the method.
+        changes: arguments that replace the scheme's.
     """
     found: Any = methods.parse(name, version=1, workers=4).scheme()
     return replace(found, **changes)
 
 
 def exchanged(scheme: Scheme, own: np.ndarray, seed: int) -> tuple[simulator.Result, np.ndarray] | None:
-    """A simulated exchange, and what its average is off; None where the bits do not hold the sum.
+    """Simulate a reduction; return its result and the deviation of the average.
 
     Args:
         scheme: of the workers.
-        own: their gradients, a row each.
+        own: their gradients, one row each.
         seed: of the rounding.
+
+    Returns:
+        None if the bits do not hold the sum.
     """
     try:
         scheme.check_workers(len(own))
@@ -265,13 +272,13 @@ def exchanged(scheme: Scheme, own: np.ndarray, seed: int) -> tuple[simulator.Res
 
 
 def kind(method: str) -> str:
-    """A method's name without its bits: ``"nuqsgd"`` of ``"nuqsgd-4"``."""
+    """Return the name of a method without its bits: ``"nuqsgd"`` for ``"nuqsgd-4"``."""
     head, _, tail = method.rpartition("-")
     return head if tail.isdigit() else method
 
 
 def title(method: str) -> str:
-    """A method's name for readers: ``"NUQSGD, 4 bits"``."""
+    """Return the name of a method for readers: ``"NUQSGD, 4 bits"``."""
     bits = method.rpartition("-")[2]
     return TITLES[kind(method)] + (f", {width(int(bits))}" if bits.isdigit() else "")
 
@@ -285,15 +292,15 @@ def mean(values: Iterable[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of a sample; 0 for a single value."""
+    """Return the standard deviation of a sample; 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and standard deviation, for a table."""
+    """Format mean and standard deviation, for a table."""
     average = mean(values)
     if math.isinf(average):
-        return "broke down"
+        return "diverged"
     if average == 0 or len(values) < 2:
         return f"{average:.{digits}g}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(average))))
@@ -301,21 +308,24 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 
 
 def ratio(values: Sequence[float]) -> str:
-    """Mean ratio and its standard error, for a verdict."""
+    """Format the mean ratio and its standard error, for a verdict."""
     if math.isinf(max(values)):
-        return "broke down"
+        return "diverged"
     return f"{mean(values):.2f} ± {standard_error(values):.2f}"
 
 
 def as_expected(measured: Sequence[float], expected: Sequence[float]) -> tuple[bool, str]:
-    """Whether measured values are the expected ones on average, within 1% and three standard errors; how far off."""
+    """Compare measured with expected values: equal on average, and the deviation.
+
+    Equal is within 1% and three standard errors.
+    """
     ratios = [a / b for a, b in zip(measured, expected) if b]
     off = mean(ratios) - 1
     return abs(off) <= 0.01 + 3 * standard_error(ratios), f"{off:+.2%} on average"
 
 
 class Slope(NamedTuple):
-    """Exponent of a power law, and its standard error."""
+    """Exponent of a power law and its standard error."""
 
     value: float
     error: float
@@ -325,13 +335,13 @@ class Slope(NamedTuple):
 
 
 def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least squares of log y against log x.
+    """Fit log y against log x by least squares.
 
     Args:
         x, y: positive, at least 3 points.
 
     Returns:
-        The exponent, and its standard error from the residuals (it does not know of errors that neighbours share).
+        The exponent, and its standard error from the residuals (as if these were independent).
     """
     log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
     centred = log_x - log_x.mean()
@@ -342,27 +352,27 @@ def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; 0 for a single value."""
+    """Return the standard error of the mean; 0 for a single value."""
     return deviation(values) / math.sqrt(len(values))
 
 
 def mean_losses(runs: Sequence[Sequence[float | None]]) -> list[float]:
-    """For each run the mean loss of all steps; infinite where the training broke down."""
+    """Return the mean loss of each run; infinite if it diverged."""
     return [math.inf if None in run else mean(run) for run in runs]  # type: ignore[arg-type]
 
 
 def final_losses(runs: Sequence[Sequence[float | None]]) -> list[float]:
-    """For each run the mean loss of the last quarter of its steps; infinite where the training broke down."""
+    """Return each run's mean loss in its last quarter; infinite if it diverged."""
     return mean_losses([run[-max(1, len(run) // 4) :] for run in runs])
 
 
 def loss_ratios(runs: Any, others: Any, of: Callable = mean_losses) -> list[float]:
-    """For each seed the loss of one method by another's; infinite where the first broke down."""
+    """Return the ratio of two methods' losses per seed; infinite if the first diverged."""
     return [a / b if math.isfinite(a) else math.inf for a, b in zip(of(runs), of(others))]
 
 
 def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
-    """Iterates with a bar, where somebody looks."""
+    """Iterate with a progress bar if the output is a terminal."""
     return iter(tqdm(items, desc=description, leave=False, disable=None))
 
 
@@ -370,13 +380,13 @@ def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
 
 
 def link(heading: str, page: str = "") -> str:
-    """A Markdown link to a section, of another page if its path is given."""
+    """Return a Markdown link to a section, by default of the same page."""
     anchor = "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
     return f"[{heading}]({page}#{anchor})"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; columns after the first are aligned to the right."""
+    """Return a Markdown table; columns after the first are right-aligned."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
@@ -387,26 +397,26 @@ TRAINING_HEADER = ("mean loss", "final loss", "test accuracy, %")
 def training_columns(
     runs: Sequence[Sequence[float | None]], accuracies: Sequence[float]
 ) -> tuple[str, str, str]:
-    """The columns of `TRAINING_HEADER`, from the losses and accuracies of one method's runs."""
+    """Return the columns of `TRAINING_HEADER` for the runs of one method."""
     return spread(mean_losses(runs)), spread(final_losses(runs)), spread([100 * a for a in accuracies])
 
 
 def save_plot(figure: Any, path: Path) -> None:
-    """Writes a PNG file with the date and version left out, so that the same figures give the same file."""
+    """Write a PNG file that depends on the figures alone: no date or version."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
 
 
 def plot_loss(axes: Any, runs: Sequence[Sequence[float | None]], method: str, **style: Any) -> None:
-    """Draws the mean of the runs, and of the last 10 steps; only as far as every run got."""
+    """Draw the mean loss of runs, smoothed over 10 steps, until one diverges."""
     steps = [mean(step) for step in zip(*runs) if None not in step]
     smooth = [mean(steps[max(0, i - 9) : i + 1]) for i in range(len(steps))]
     axes.plot(smooth, **{"color": COLORS[kind(method)], "label": title(method), "linewidth": 1.4, **style})
 
 
 def finish(figure: Any, panels: Sequence[Any], path: Path) -> None:
-    """Adds grids, and one legend for all panels below them; writes the file."""
+    """Add grids and one legend below all panels; write the file."""
     labels: dict[str, Any] = {}
     for axes in panels:
         axes.grid(alpha=0.25)

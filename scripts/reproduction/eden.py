@@ -1,4 +1,4 @@
-"""EDEN: its error, trainings with it (claim of this package), and what whitening would bring."""
+"""EDEN: nmse, trainings (claim of this package), and an experiment with whitening."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from reproduction import common, eden_errors, embeddings, gradients, running, tr
 from reproduction.common import Plot, Verdict
 from reproduction.transformer import Training, plain
 
-TITLE = "EDEN: few bits, the same error for every gradient"
+TITLE = "EDEN: few bits, the same nmse for every gradient"
 SCALE = "119,000 parameters, 1,000 steps, 4 workers on 2 cores"
 CLAIM = (
     "After a random rotation, the levels of a Gaussian suit every gradient: the squared error depends only on the bits "
-    "(Vargaftik et al., ICML 2022). This package's claim: so 3 bits train a transformer to within 0.5% of float32's "
-    "loss, and about 2 bits up to within 1%, with the same number of steps. Trellis-coded quantization (Marcellin and "
-    "Fischer, 1990) has less error for the same bits."
+    "(Vargaftik et al., ICML 2022). This package's claim: so 3 bits train a transformer to within 0.5% of the float32 "
+    "loss, and about 2 bits on the reduce-scatter side to within 1%, with the same number of steps. Trellis-coded "
+    "quantization (Marcellin and Fischer, 1990) has a smaller squared error for the same bits."
 )
 METHOD = (
-    "*Error*: exchanges of simulated workers, for distributions that have little in common. *One spike* is one "
+    "*nmse*: reductions among simulated workers, for distributions that have little in common. *One spike* is one "
     "element per bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce "
     "transformer`, with 4 real workers, 1,000 steps, and for every method the learning rate that is best for float32. "
-    "float32 was trained anew; BinSGDM's row is that of `scripts/reproduce transformer`. PowerSGD is PyTorch's hook "
-    "for DistributedDataParallel over Gloo, with the same model, data and optimizer, and float32 in the first tenth "
-    "of the steps, as PyTorch's documentation advises. *Whitened*: an experiment outside the package. Before EDEN "
-    "rounds them, gradients are divided, element by element, by the root mean square of past averages, which all "
-    "workers have decoded identically (an exponential average of about 50 steps, with a floor that was chosen with "
-    "another seed); the averages are multiplied by it again. The noise then is where Adam does not feel it. This was "
-    "to become a feature only if whitened 2 bits ended within 1% of float32 where plain 2 bits do not, or 1 bit "
-    "within 2%. *SGD with momentum*: 4 simulated workers, digits, the convolutional network of `scripts/reproduce "
-    "nuqsgd` and a small ResNet. *Embedding*: 4 simulated workers. A model guesses the next word of Python's library, "
-    "and few rows of its embedding have a gradient in a step. Its gradients are dense, so rows of zeros share buckets "
-    "with others."
+    "float32 was trained anew; the row of BinSGDM is that of `scripts/reproduce transformer`. *Scatter* and *gather* "
+    "are the reduce-scatter side and the allgather side of a reduction. PowerSGD is PyTorch's hook for "
+    "DistributedDataParallel over Gloo, with the same model, data and optimizer, and float32 in the first tenth of the "
+    "steps, as PyTorch's documentation advises. *Whitened*: an experiment outside the package. Before EDEN rounds "
+    "them, gradients are divided, element by element, by the root mean square of past averages, which all workers have "
+    "decoded identically (an exponential average of about 50 steps, with a floor that was chosen with another seed); "
+    "the averages are multiplied by it. The noise is then where it does not affect Adam. The condition for a feature "
+    "was that whitened 2 bits end within 1% of float32 where plain 2 bits do not, or 1 bit within 2%. *SGD with "
+    "momentum*: 4 simulated workers, digits, the convolutional network of `scripts/reproduce nuqsgd` and a small "
+    "ResNet. *Embedding*: 4 simulated workers. A model predicts the next word of Python's library, and few rows of its "
+    "embedding have a gradient in a step. Its gradients are dense, so rows of zeros share buckets with others."
 )
 
 SOURCE = common.PACKAGE
@@ -41,7 +41,7 @@ SOURCE = common.PACKAGE
 WORKER = Path(__file__).with_name("eden_worker.py")
 
 
-# The floors with which the error by Adam's second moment is least, in the middle of a training with another seed.
+# Floors with the least squared error relative to Adam's second moment, in the middle of a training with another seed.
 FLOORS = {2: 0.1, 1: 0.3}
 
 
@@ -64,20 +64,24 @@ def _whitened(bits: int) -> Training:
     return Training(f"whitened-{bits}", f"eden-{bits}", title, options, ":", shade=SHADES[bits])
 
 
-# As the page has them; the first is what the others are compared with.
+# In the order of the page; the first is the baseline.
 TRAININGS = (
     plain("none"),
     _eden(4),
     _eden(3),
-    Training("eden-3/4", "eden-3", "EDEN, 3 bits up and 4 down", ("--server-bits=4",), "--", shade=SHADES[3]),
-    Training("eden-2/4", "eden-2", "EDEN, 2 bits up and 4 down", ("--server-bits=4",), "--", shade=SHADES[2]),
+    Training(
+        "eden-3/4", "eden-3", "EDEN, 3 bits scatter, 4 gather", ("--server-bits=4",), "--", shade=SHADES[3]
+    ),
+    Training(
+        "eden-2/4", "eden-2", "EDEN, 2 bits scatter, 4 gather", ("--server-bits=4",), "--", shade=SHADES[2]
+    ),
     _eden(2),
     _eden(1),
     _trellis(3),
     Training(
         "eden-trellis-2/4",
         "eden-trellis-2",
-        "EDEN with a trellis, 2 bits up and 4 down",
+        "EDEN with a trellis, 2 bits scatter, 4 gather",
         ("--server-bits=4",),
         "--",
         shade=TRELLIS_SHADES[2],
@@ -101,11 +105,11 @@ LITTLE = (
     "eden-2",
     "eden-trellis-1",
     "eden-1",
-)  # at most 2.1 bits up, scales included
-TRAINED_ELSEWHERE = {"binsgdm"}  # by `transformer`, and its bits have not changed since
+)  # at most 2.1 bits on the reduce-scatter side, scales included
+TRAINED_ELSEWHERE = {"binsgdm"}  # by `transformer`; the results of BinSGDM are still bit-identical
 
 CLOSE = ("none", "eden-3", "eden-3/4", "eden-2/4", "eden-trellis-3", "eden-trellis-2/4")
-"""With more seeds than the others."""
+"""Trainings with more seeds than the others."""
 
 ERRORS, DIGITS, EMBEDDINGS = "errors", "digits", "embeddings"
 PARTS = (*(each.key for each in TRAININGS), ERRORS, DIGITS, EMBEDDINGS)
@@ -125,15 +129,16 @@ OPTIMIZERS = {"adam": "Adam", "sgd": "SGD with momentum"}
 
 
 class Settings(NamedTuple):
-    """What is measured.
+    """Settings of the study.
 
     Attributes:
         options: of the example.
         seeds, workers: of every training.
-        more_seeds: of those of `CLOSE`, besides.
-        elsewhere: trainings that are taken from the result of `transformer` where there is one.
+        elsewhere: trainings taken from the result of `transformer`, if it exists.
+        errors, embeddings: settings of these parts.
         steps: of a training on digits.
-        only: of `PARTS`, to be run; all where None.
+        more_seeds: additional seeds of trainings in `CLOSE`.
+        only: names from `PARTS` to run; None for all.
     """
 
     options: tuple[str, ...]
@@ -159,7 +164,7 @@ SIZES = {
         eden_errors.Settings((2, 4, 16, 64), 2**16, (0, 1, 2)),
         gradients.STEPS,
         embeddings.Settings(8192, 1000, 64, 4),
-        more_seeds=(4, 5, 6, 7, 8),  # 3 is the one that learning rates and floors were chosen with
+        more_seeds=(4, 5, 6, 7, 8),  # learning rates and floors were tuned with 3
     ),
     "tiny": Settings(
         transformer.SIZES["tiny"].options,
@@ -178,7 +183,7 @@ def study(settings: Settings) -> dict[str, Any]:
     chosen = PARTS if settings.only is None else settings.only
     jobs = {each.key: _job(settings, each) for each in TRAININGS if not _from_elsewhere(settings, each.key)}
     every = (*settings.seeds, *settings.more_seeds)
-    for seed, part in itertools.product(every, chosen):  # so that there soon is some of everything
+    for seed, part in itertools.product(every, chosen):  # so that early results cover all methods
         if part in jobs and seed in settings.seeds_of(part):
             running.trainings(jobs[part], (seed,))
     before = common.earlier("eden", settings)
@@ -227,7 +232,7 @@ def _errors(settings: Settings, run: bool) -> Any:
 
 
 def _digits(settings: Settings, run: bool) -> Any:
-    """By model and method, each run's losses and accuracy; None where one is missing."""
+    """Return losses and accuracies by model and method; None if incomplete."""
     found: dict[str, dict[str, list[Any]]] = {model: {method: [] for method in WITH_SGD} for model in MODELS}
     for seed, model, method in itertools.product(settings.seeds, MODELS, WITH_SGD):
         chosen = [settings.steps, settings.workers, model, method, seed]
@@ -244,7 +249,7 @@ def _digits(settings: Settings, run: bool) -> Any:
 
 
 def _embeddings(settings: Settings, run: bool) -> Any:
-    """By optimizer and method, each run's figures; None where one is missing."""
+    """Return the figures by optimizer and method; None if incomplete."""
     found: dict[str, dict[str, list[Any]]] = {
         optimizer: {method: [] for method in WITH_EMBEDDING} for optimizer in OPTIMIZERS
     }
@@ -267,7 +272,7 @@ def _unless_missing(found: dict[str, dict[str, list[Any]]]) -> Any:
     return None if None in every else found
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
@@ -281,7 +286,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
-    """Those for which there are enough figures."""
+    """Return the verdicts on losses for which all trainings are there."""
 
     def whole(*keys: str) -> bool:
         return all(transformer.whole(figures, key) for key in keys)
@@ -289,7 +294,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     def within(key: str, limit: float) -> bool:
         return transformer.loss_ratio(figures, key) <= 1 + limit
 
-    def told(keys: Sequence[str]) -> str:
+    def shown(keys: Sequence[str]) -> str:
         return "; ".join(f"{_TITLES[key]}: {transformer.difference(figures, key)}" for key in keys)
 
     found = []
@@ -297,7 +302,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
         if whole("none", key):
             found.append(
                 Verdict(
-                    f"{_TITLES[key]}, ends within 0.5% of float32's loss",
+                    f"{_TITLES[key]}, ends within 0.5% of the float32 loss",
                     within(key, 0.005),
                     transformer.difference(figures, key),
                 )
@@ -305,19 +310,19 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if whole("none", *LITTLE):
         found.append(
             Verdict(
-                "A setting of at most 2.1 bits up ends within 1% of float32's loss",
+                "A setting of at most 2.1 bits on the reduce-scatter side ends within 1% of the float32 loss",
                 any(within(key, 0.01) for key in LITTLE),
-                told(LITTLE),
+                shown(LITTLE),
             )
         )
     pairs = {("whitened-2", "eden-2"): 0.01, ("whitened-1", "eden-1"): 0.02}
     if whole("none", *itertools.chain(*pairs)):
         found.append(
             Verdict(
-                "Whitened gradients end within 1% of float32's loss with 2 bits where plain ones do not, or within 2% "
-                "with 1 bit",
+                "Whitened gradients end within 1% of the float32 loss with 2 bits where plain ones do not, or within "
+                "2% with 1 bit",
                 any(within(own, limit) and not within(other, limit) for (own, other), limit in pairs.items()),
-                told([*itertools.chain(*pairs)]),
+                shown([*itertools.chain(*pairs)]),
             )
         )
     return found
@@ -346,8 +351,8 @@ def _embedding_verdict(figures: dict[str, Any], optimizer: str) -> Verdict:
         _embedding_ratio(figures[optimizer], f"eden-3{excluded}") for excluded in ("", EXCLUDED)
     )
     return Verdict(
-        f"Rows of zeros of an embedding do no harm with {OPTIMIZERS[optimizer]}: EDEN, 3 bits, ends within 1% of "
-        "float32's loss",
+        f"Rows of zeros of an embedding do no harm with {OPTIMIZERS[optimizer]}: EDEN, 3 bits, ends within 1% of the "
+        "float32 loss",
         ratio <= 1.01,
         f"{ratio - 1:+.2%}; without the embedding {without - 1:+.2%}",
     )
@@ -359,7 +364,7 @@ def _embedding_verdict(figures: dict[str, Any], optimizer: str) -> Verdict:
 def tables(figures: dict[str, Any]) -> str:
     parts = []
     if ERRORS in figures:
-        parts += ["### Error", eden_errors.table(figures[ERRORS])]
+        parts += ["### nmse", eden_errors.table(figures[ERRORS])]
     if figures["trainings"]:
         parts += ["### A transformer, with Adam", _loss_table(figures)]
     if DIGITS in figures:
@@ -376,7 +381,7 @@ def _loss_table(figures: dict[str, Any]) -> str:
         "validation loss",
         "relative to float32",
         "MB sent per step",
-        "times fewer than float32",
+        "N× less than float32",
     ]
     rows = []
     for each in TRAININGS:
@@ -403,7 +408,7 @@ def _loss_table(figures: dict[str, Any]) -> str:
     )
     more = len(figures["trainings"].get(CLOSE[0], {}).get("validation_losses", ())) > figures["seeds"]
     if more:
-        note += " Three seeds could not tell whether those closest to their limits keep them: they have more."
+        note += " Trainings too close to their limits for three seeds have more."
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"
     return f"{common.table(header, rows)}\n\n{note}"
@@ -437,8 +442,8 @@ def _embedding_table(figures: dict[str, Any]) -> str:
         rows.append(row)
     untouched = common.mean(run["untouched"] for run in next(iter(figures.values()))["none"])
     note = (
-        f"*Untouched*: {untouched:.0%} of the rows, which no example had; how far they moved, relative to the others "
-        "(root mean squares). QSGD's and Global-QSGD's rounding leaves zeros as they are; rotations do not."
+        f"*Untouched*: {untouched:.0%} of the rows, which no example used; their moves are relative to those of the "
+        "others (root mean squares). The rounding of QSGD and Global-QSGD keeps zeros; rotations do not."
     )
     return f"{common.table(header, rows)}\n\n{note}"
 

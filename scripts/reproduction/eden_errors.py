@@ -1,4 +1,4 @@
-"""EDEN's squared error beside its formula and other methods', by distribution and number of workers: for `eden`."""
+"""The nmse of EDEN compared with its formula and other methods, for `eden`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MOST_NON_ZEROS = 10
 
 
 def _non_zeros(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """1 to 10 a bucket, at random places."""
-    places = rng.random(shape).reshape(-1, TILE).argsort(axis=1).argsort(axis=1)
-    counts = rng.integers(1, MOST_NON_ZEROS, size=(len(places), 1), endpoint=True)
-    return np.where(places < counts, rng.standard_normal(places.shape), 0).reshape(shape)
+    """Draw gradients with 1 to 10 non-zeros per bucket, at random positions."""
+    ranks = rng.random(shape).reshape(-1, TILE).argsort(axis=1).argsort(axis=1)
+    counts = rng.integers(1, MOST_NON_ZEROS, size=(len(ranks), 1), endpoint=True)
+    return np.where(ranks < counts, rng.standard_normal(ranks.shape), 0).reshape(shape)
 
 
 def _one_spike(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Noise, and an element a bucket that has nearly all of its energy."""
+    """Draw noise with one element per bucket that has nearly all of its energy."""
     drawn = rng.standard_normal(shape)
     buckets = drawn.reshape(-1, TILE)
     buckets[np.arange(len(buckets)), rng.integers(TILE, size=len(buckets))] = 1000
@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] =
 
 SCHEMES = {
     **{f"eden-{bits}": (common.title(f"eden-{bits}"), EDEN(bits, bits, "alltoall")) for bits in (4, 3, 2, 1)},
-    "eden-2/4": ("EDEN, 2 bits up and 4 down", EDEN(2, 4, "alltoall")),
+    "eden-2/4": ("EDEN, 2 bits scatter, 4 gather", EDEN(2, 4, "alltoall")),
     **{
         f"eden-trellis-{bits}": (
             common.title(f"eden-trellis-{bits}"),
@@ -72,17 +72,17 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
     for seed in common.progress(settings.seeds, "eden: errors"):
         for number, (kind, draw) in enumerate(KINDS.items()):
             rng = np.random.default_rng([seed, number])
-            everybody = draw(rng, (max(settings.workers), settings.elements)).astype(np.float32)
+            gradients = draw(rng, (max(settings.workers), settings.elements)).astype(np.float32)
             for size in settings.workers:
-                own = everybody[:size]
+                own = gradients[:size]
                 energy = variance.squared([own.mean(axis=0, dtype=np.float64)])
                 for name, (_, scheme) in SCHEMES.items():
                     done = common.exchanged(scheme, own, seed)
                     if done is None:
                         continue
-                    told = None
+                    predicted = None
                     if isinstance(scheme, EDEN):
-                        told = scheme.widths(size).nmse(bounds.energy_ratio(own))
+                        predicted = scheme.widths(size).nmse(bounds.energy_ratio(own))
                     error = variance.squared([done[1]]) / energy
                     found.append(
                         {
@@ -91,17 +91,17 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
                             "workers": size,
                             "seed": seed,
                             "error": error,
-                            "told": told,
+                            "told": predicted,
                         }
                     )
     return found
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def _mean(figures: list[dict[str, Any]], what: str = "error", **wanted: Any) -> float:
-    """Of the seeds."""
+    """Return the mean of a figure over the seeds."""
     return common.mean(
         each[what] for each in figures if all(each[key] == value for key, value in wanted.items())
     )
@@ -123,10 +123,10 @@ def verdicts(figures: list[dict[str, Any]]) -> list[Verdict]:
     furthest = max(ratios, key=lambda key: abs(ratios[key] - 1))
     found = [
         Verdict(
-            f"EDEN's error matches its formula to within {LIMIT:.0%}, for every distribution and number of workers",
+            f"The nmse of EDEN matches its formula to within {LIMIT:.0%}, for every distribution and number of workers",
             abs(ratios[furthest] - 1) <= LIMIT,
-            f"{len(ratios)} exchanges, {min(ratios.values()):.3f} to {max(ratios.values()):.3f} times; the furthest "
-            f"is {SCHEMES[furthest[0]][0]}, {furthest[1]}, {furthest[2]} workers",
+            f"{len(ratios)} reductions, {min(ratios.values()):.3f} to {max(ratios.values()):.3f} times the formula; "
+            f"the furthest is {SCHEMES[furthest[0]][0]}, {furthest[1]}, {furthest[2]} workers",
         )
     ]
     for other in ("qsgdinf-4", "nuqsgd-4"):
@@ -138,11 +138,11 @@ def verdicts(figures: list[dict[str, Any]]) -> list[Verdict]:
         worse = sorted({kind for (kind, size), gain in gains.items() if gain <= 1})
         found.append(
             Verdict(
-                f"With 4 bits EDEN has less error than {SCHEMES[other][0].split(',')[0]}, for every distribution and "
-                "number of workers",
+                f"With 4 bits the nmse of EDEN is smaller than that of {SCHEMES[other][0].split(',')[0]}, for every "
+                "distribution and number of workers",
                 not worse,
-                f"{min(gains.values()):.2g} to {max(gains.values()):.3g} times less"
-                + (f"; more for {', '.join(worse)}" if worse else ""),
+                f"{min(gains.values()):.2g}× to {max(gains.values()):.3g}× smaller"
+                + (f"; larger for {', '.join(worse)}" if worse else ""),
             )
         )
     return found
@@ -156,11 +156,11 @@ def table(figures: list[dict[str, Any]]) -> str:
             if not any(each["method"] == name and each["workers"] == size for each in figures):
                 continue
             errors = [f"{_mean(figures, method=name, kind=kind, workers=size):.3g}" for kind in KINDS]
-            told = f"{scheme.widths(size).nmse():.3g}" if isinstance(scheme, EDEN) else ""
-            rows.append([f"{title}, {size} workers", *errors, told])
+            formula = f"{scheme.widths(size).nmse():.3g}" if isinstance(scheme, EDEN) else ""
+            rows.append([f"{title}, {size} workers", *errors, formula])
     note = (
-        "Squared errors `||average - exact||² / ||exact||²` of independent gradients, two roundings (Global-QSGD: one "
-        "sum), means of the seeds. *Formula*: `analysis.bounds.eden_error`."
+        "The nmse, `||average - exact||² / ||exact||²`, of independent gradients, two roundings (Global-QSGD: one "
+        "sum), means of the seeds. *Formula*: `horovod_quant.codecs.rotated_codes.eden_error`."
     )
     return f"{note}\n\n{common.table(['', *KINDS, 'formula'], rows)}"
 
@@ -195,9 +195,9 @@ def draw(figures: list[dict[str, Any]], folder: Path) -> Plot:
     axes.set_yscale("log")
     axes.set_ylim(bottom=1e-3)
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set(xlabel="workers", ylabel="squared error of the average")
+    axes.set(xlabel="workers", ylabel="nmse of the average")
     common.finish(figure, [axes], folder / "eden-errors.png")
     return Plot(
         "eden-errors.png",
-        "Error by the number of workers: from the least to the largest of the distributions.",
+        "nmse by the number of workers: from the least to the largest of the distributions.",
     )

@@ -1,9 +1,9 @@
-"""Trains the transformer of examples/ in ways that the package does not offer. Run by `eden`, under horovodrun.
+"""Train with whitening or PowerSGD, which the package lacks. Run by `eden`.
 
     horovodrun -np 4 python eden_worker.py --whiten --compression eden --bits 2
     horovodrun -np 4 python eden_worker.py --powersgd 2
 
-The other options are those of examples/torch_char_transformer.py; so are model, text, and everything else.
+Other options, model, text and steps are those of examples/torch_char_transformer.py.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ import torch_char_transformer as example
 import training
 from python_text import load_text
 
-BEGINNING = 0.1  # of the steps go without PowerSGD, as PyTorch's documentation advises
+BEGINNING = 0.1  # share of the steps without PowerSGD, as PyTorch's documentation advises
 
 
 class Whitened:
-    """Divides gradients, element by element, by the root mean square of past averages, and multiplies averages by it.
+    """Compression of gradients divided by the root mean square of past averages.
 
-    All workers have decoded the same averages, so all have the same divisors without sending anything.
+    Divides element by element, and multiplies averages by the same divisors. All workers have decoded the same
+    averages, so their divisors agree without communication.
 
     Args:
-        compression: of this package, which exchanges the quotients.
-        memory: the share of the mean square that a step leaves.
-        floor: the smallest divisor of a tensor, by the root of its mean square.
+        compression: of this package, for the quotients.
+        memory: decay of the mean square per step.
+        floor: the smallest divisor of a tensor, relative to the root of its mean square.
     """
 
     def __init__(self, compression: Any, memory: float, floor: float) -> None:
@@ -52,12 +53,12 @@ class Whitened:
 
     def compress(self, gradient: torch.Tensor) -> tuple[torch.Tensor, Any]:
         name = identify(gradient).name
-        if gradient.numel() < MIN_ELEMENTS:  # goes as it is
+        if gradient.numel() < MIN_ELEMENTS:  # not compressed
             name, divisor = None, None
         else:
             divisor = self._divisor(name)
             if divisor is not None:
-                gradient.div_(divisor)  # in its place: there the average is decoded
+                gradient.div_(divisor)  # in place: the average is decoded into this tensor
         sent, context = self._compression.compress(gradient)
         return sent, (context, name, divisor)
 
@@ -74,7 +75,7 @@ class Whitened:
         return average
 
     def _divisor(self, name: str) -> torch.Tensor | None:
-        """None in the first step, and where there has been no gradient."""
+        """Return the divisor of a gradient; None while its averages are zero or missing."""
         steps = self._steps.get(name, 0)
         if not steps:
             return None
@@ -84,7 +85,7 @@ class Whitened:
 
 
 class Loss(nn.Module):
-    """The loss as a model's output, as DistributedDataParallel wants it."""
+    """Module whose output is the loss, as DistributedDataParallel requires."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class Loss(nn.Module):
 
 
 def connect() -> None:
-    """Makes PyTorch's process group of the workers, which are all on this machine."""
+    """Create PyTorch's process group for workers on one machine."""
     store = dist.TCPStore("127.0.0.1", 0, hvd.size(), is_master=True, wait_for_workers=False)
     port = hvd.broadcast_object(store.port, root_rank=0)
     if hvd.rank() > 0:
@@ -104,7 +105,7 @@ def connect() -> None:
 
 
 def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: Any) -> dict[str, Any]:
-    """As the example's; it differs in what exchanges the gradients alone."""
+    """Train as the example does, with another reduction of gradients."""
     model = make_model(args, seed)
     compression = example.make_compression(args, seed)
     if own.whiten:
@@ -116,7 +117,7 @@ def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: An
         state = powerSGD_hook.PowerSGDState(
             None, own.powersgd, start_powerSGD_iter=max(2, round(BEGINNING * args.steps))
         )
-        # Its collectives start in callbacks: those of several buckets in an order that workers do not share.
+        # Its collectives start in callbacks, which for several buckets run in another order on each worker.
         ddp = DistributedDataParallel(Loss(model), bucket_cap_mb=1000)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         loss_of = ddp
@@ -135,7 +136,7 @@ def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: An
 
 
 def make_model(args: argparse.Namespace, seed: int) -> Any:
-    """The example's, the same on all workers."""
+    """Return the model of the example, identical on all workers."""
     torch.manual_seed(seed)
     model = example.CharTransformer(args.layers, args.width, args.heads, args.context)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -151,7 +152,7 @@ def run(
     compression: Any,
     loss_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[str, Any]:
-    """The example's steps, with its data; returns its figures."""
+    """Run the steps of the example on its data; return its figures."""
     train_text, validation_text = (torch.from_numpy(text) for text in data)
     sampling = torch.Generator().manual_seed(hvd.size() * seed + hvd.rank())
     rate = torch.optim.lr_scheduler.LambdaLR(

@@ -1,7 +1,8 @@
-"""A model with a large embedding, most of whose rows have no gradient in a step: simulated workers, for `eden`.
+"""Training of a model with a large embedding, by simulated workers, for `eden`.
 
-It guesses the next word of Python's library from the words before it. Words have their rows in alphabetical order, so
-that the rows of frequent words, which most gradients are about, lie among those of rare ones.
+Most rows of the embedding have no gradient in a step. The model predicts the next word of Python's library from the
+words before it. Rows are in alphabetical order, so that rows of frequent words, which have most gradients, are among
+those of rare words.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from reproduction import gradients, running
 
 CONTEXT = 4
 WIDTH, HIDDEN = 32, 128
-ANSWERS = 512  # the most frequent words; the others are one answer
+ANSWERS = 512  # classes: the most frequent words, and one for all others
 EMBEDDING = "0.weight"
-LEARNING_RATES = {"adam": 0.006, "sgd": 0.2}  # best for float32 of those tried, with another seed
+LEARNING_RATES = {"adam": 0.006, "sgd": 0.2}  # the best for float32, tuned with another seed
 
 
 class Settings(NamedTuple):
@@ -32,11 +33,11 @@ class Settings(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Numbers of words by the alphabet, 0 for those that are not in the vocabulary; and of answers."""
+    """Text as word numbers, in alphabetical order, 0 for unknown words; and classes."""
 
     training: np.ndarray
     validation: np.ndarray
-    answers: np.ndarray  # by the number of the word
+    answers: np.ndarray  # class of each word number
 
 
 @functools.lru_cache(1)
@@ -74,15 +75,15 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def train(
     scheme: Any, optimizer_name: str, settings: Settings, seed: int, exclude: tuple[str, ...]
 ) -> dict[str, Any]:
-    """One training with simulated workers.
+    """Train once with simulated workers.
 
     Args:
         scheme: see `gradients.exchanged`.
-        exclude: names of parameters whose gradients are averaged as they are.
+        exclude: names of parameters whose gradients are averaged in float32.
 
     Returns:
-        ``validation_loss``; ``untouched``, the share of the rows of the embedding that no example had; and ``moved``,
-        the root mean square of how far their elements moved, by that of the other rows.
+        ``validation_loss``; ``untouched``, the share of embedding rows that no example used; and ``moved``, the root
+        mean square of the moves of their elements, relative to that of the other rows.
     """
     torch.set_num_threads(1)
     words = load_words(settings.vocabulary)

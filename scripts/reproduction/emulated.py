@@ -1,7 +1,7 @@
-"""The papers' speed-ups, at their ratio of computing to transfer: real exchanges, accelerators that sleep.
+"""Speed-ups of the papers, with real communication and accelerators that sleep.
 
-On paper: float32 takes 1.2 s for ResNet-50 and 5.3 s for BERT-Base between 4 hosts at 1 Gbit/s, so a round of all
-methods takes up to 20 s. Everything takes half an hour.
+Estimates: float32 takes 1.2 s for ResNet-50 and 5.3 s for BERT-Base between 4 hosts at 1 Gbit/s, so a round of all
+methods takes up to 20 s. The whole study takes half an hour.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from reproduction import common, running
 from reproduction.common import Plot, Verdict
 
 TITLE = "The papers' speed-ups, with emulated accelerators"
-SCALE = "gradients of real models, computing emulated by sleep, 4 hosts on 2 cores"
+SCALE = "gradients of real models, compute emulated by sleep, 4 hosts on 2 cores"
 CLAIM = (
-    "Between hosts with links of 10 Gbit/s BinSGDM trains ResNet-50 up to 2.47 times and BERT-Base up to 6.26 times as "
-    "fast as full precision does (Peng et al., NeurIPS 2023); with QSGD ResNet-152 trains 1.8 times as fast on 16 GPUs "
-    "(Alistarh et al., NeurIPS 2017)."
+    "Between hosts with links of 10 Gbit/s BinSGDM trains ResNet-50 up to 2.47× and BERT-Base up to 6.26× faster than "
+    "full precision (Peng et al., NeurIPS 2023); with QSGD ResNet-152 trains 1.8× faster on 16 GPUs (Alistarh et al., "
+    "NeurIPS 2017)."
 )
 METHOD = (
-    "**Nothing is computed**: instead of an accelerator's work there is sleep. A third of the time of computing is the "
-    "forward pass, two thirds the backward pass, in which the real model's gradients are ready one after the other, "
-    "each after its share. Exchanges are real: `benchmarks/exchange.py` between hosts of `scripts/lab` over Gloo at "
-    "1 Gbit/s, default arguments, with groups exchanged during the backward pass. What decides a speed-up is the "
-    "*ratio*: the time of float32's bytes on a link that is never idle, divided by the time of computing. Neither "
-    "paper states it, but its speed-up bounds it: to be S times as fast, the ratio must be at least S - 1 if float32 "
-    "does not overlap computing and transfer, and at least S if it does so completely. The tables have both, and for "
-    "BinSGDM a third: between the paper's 8 hosts of 8 A100 GPUs, joined by Ethernet of 10 Gbit/s (its experiments), "
-    "float32's bytes take 0.16 s (ResNet-50) and 0.69 s (BERT-Base); we assume 40 and 60 ms of computing, for 32 "
-    "images and for 4 sequences of SQuAD per GPU. ResNet-152 has 4 workers, not the paper's 16, which would share two "
-    "cores here. Hosts of 2 workers have ratio 4, and 100 Mbit/s as well."
+    "**Nothing is computed**: a sleep replaces the work of an accelerator. A third of the compute time is the forward "
+    "pass, two thirds the backward pass, in which the gradients of the real model become ready one after the other, "
+    "each after its share. Communication is real: `benchmarks/exchange.py` between hosts of `scripts/lab` over Gloo at "
+    "1 Gbit/s, default arguments, with groups reduced during the backward pass. A speed-up depends on the *ratio*: the "
+    "time of the float32 bytes on a link that is never idle, divided by the compute time. Neither paper states it, but "
+    "its speed-up bounds it: a speed-up of S needs a ratio of at least S - 1 if compute and the float32 transfer do "
+    "not overlap, and of at least S if they overlap completely. The tables have both, and for BinSGDM a third: between "
+    "the 8 hosts of 8 A100 GPUs of the paper, joined by Ethernet of 10 Gbit/s (its experiments), the float32 bytes "
+    "take 0.16 s (ResNet-50) and 0.69 s (BERT-Base); we assume 40 and 60 ms of compute, for 32 images and for 4 "
+    "sequences of SQuAD per GPU. ResNet-152 has 4 workers instead of the 16 of the paper, which would share two cores "
+    "here. Hosts of 2 workers have ratio 4, and also run at 100 Mbit/s."
 )
 
 BENCHMARK = running.ROOT / "benchmarks" / "exchange.py"
 BACKWARD = 2 / 3
-"""Of the time of computing."""
+"""Share of the backward pass in compute time."""
 
 NONE = "none"
 NOTHING = "no exchange"
 NESTED = " hierarchical"
-"""What follows a method's name in the benchmark."""
+"""Suffix of the name of a method in the benchmark."""
 
 PARTS = ("resnet50", "bert-base", "resnet152", "hosts of 2")
 
 
 class Case(NamedTuple):
-    """A model and a cluster.
+    """Model and cluster of a measurement.
 
     Attributes:
-        part: of `PARTS`.
-        model: of `horovod_quant.analysis.models`.
+        part: one of `PARTS`.
+        model: a name of `horovod_quant.analysis.models`.
         methods: names of `horovod_quant.frontends.methods`.
-        ratio: of the time of float32's bytes to that of computing.
-        hosts, per_host: hosts, and workers on each; with several the methods are also hierarchical.
-        rate: of the links, as scripts/lab takes it; "local" for workers of this machine, without a lab.
+        ratio: of the time of the float32 bytes to the compute time.
+        hosts, per_host: hosts, and workers on each; with several the methods are also measured with hierarchy.
+        rate: of the links, as scripts/lab takes it; "local" for workers on this machine, without a lab.
         rounds: measurements of each method.
     """
 
@@ -83,13 +83,13 @@ class Case(NamedTuple):
 
     @property
     def transfer(self) -> float:
-        """Seconds of float32's bytes on a host's link."""
+        """Return the seconds of the float32 bytes on the link of a host."""
         rate = parse_rate("1gbit" if self.rate == LOCAL else self.rate)
         return ring_allreduce_bytes(4 * elements(MODELS[self.model]), self.workers) / rate
 
     @property
     def computing(self) -> float:
-        """Seconds."""
+        """Return the seconds of compute."""
         return self.transfer / self.ratio
 
 
@@ -99,16 +99,16 @@ OF_QSGD = (NONE, "qsgd-8", "qsgdinf-4", "qsgdinf-alltoall-4")
 
 
 class Headline(NamedTuple):
-    """A paper's speed-up.
+    """Speed-up that a paper states.
 
     Attributes:
-        part: of `PARTS`.
+        part: one of `PARTS`.
         title: of the model.
-        methods: of which one has to reach it.
-        times: how many times as fast.
+        methods: of which one must reach it.
+        times: the speed-up.
         ratios: at which it is tested; the last one decides.
-        basis: what the last one rests on.
-        source: where the paper says it.
+        basis: of the last ratio.
+        source: section of the paper.
     """
 
     part: str
@@ -120,27 +120,27 @@ class Headline(NamedTuple):
     source: str
 
 
-ASSUMED = "the time of computing on the paper's cluster is our assumption"
-IMPLIED = "the ratio is the least with which the paper's speed-up is possible if everything overlaps"
+ASSUMED = "the compute time on the cluster of the paper is our assumption"
+IMPLIED = "the ratio is the least at which the speed-up of the paper is possible if everything overlaps"
 
 HEADLINES = (
     Headline(
         "resnet50", "ResNet-50", ("binsgdm",), 2.47, (1.47, 2.47, 4.0), ASSUMED,
-        "BinSGDM (Birder), abstract and experiments: up to 2.47 times",
+        "BinSGDM (Birder), abstract and experiments: up to 2.47×",
     ),
     Headline(
         "bert-base", "BERT-Base", ("binsgdm",), 6.26, (5.26, 6.26, 11.5), ASSUMED,
-        "BinSGDM (Birder), abstract and experiments: up to 6.26 times",
+        "BinSGDM (Birder), abstract and experiments: up to 6.26×",
     ),
     Headline(
         "resnet152", "ResNet-152", OF_QSGD[1:], 1.8, (0.8, 1.8), IMPLIED,
-        "QSGD, abstract: 1.8 times as fast",
+        "QSGD, abstract: 1.8× faster",
     ),
 )  # fmt: skip
 
 
 class Settings(NamedTuple):
-    """What is measured, and of `PARTS` what alone is to be."""
+    """Cases to measure, and names from `PARTS` to run; None for all."""
 
     cases: tuple[Case, ...]
     only: tuple[str, ...] | None = None
@@ -174,7 +174,7 @@ SIZES = {
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here, or None."""
+    """Return the reason why the claim cannot be tested here, or None."""
     return None if all(case.rate == LOCAL for case in SIZES[size].cases) else running.why_no_lab()
 
 
@@ -194,7 +194,7 @@ def kept_as(case: Case) -> str:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Seconds of the backward pass and the exchange in each round, by method.
+    """Measure the seconds of backward pass and communication in each round, by method.
 
     Raises:
         running.RunFailed: a worker or the lab failed.
@@ -219,12 +219,12 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def steps(case: Case, walls: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Seconds of whole steps in each round, by method."""
+    """Return the seconds of whole steps in each round, by method."""
     forward = (1 - BACKWARD) * case.computing
     return {method: [round(forward + wall, 5) for wall in own] for method, own in walls.items()}
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def case_of(figures: dict[str, Any]) -> Case:
@@ -232,13 +232,13 @@ def case_of(figures: dict[str, Any]) -> Case:
 
 
 def times_as_fast(figures: dict[str, Any], method: str) -> float:
-    """Median of the rounds' ratios to float32's steps."""
+    """Return the speed-up over float32: median of the ratios within rounds."""
     own = figures["steps"]
     return statistics.median(a / b for a, b in zip(own[NONE], own[method]))
 
 
 def limit(figures: dict[str, Any]) -> float:
-    """How many times as fast as float32 steps without any exchange would be."""
+    """Return the speed-up over float32 of steps without communication."""
     return statistics.median(figures["steps"][NONE]) / case_of(figures).computing
 
 
@@ -254,13 +254,13 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         }
         reached = best[max(best)][0]
         shown = ", ".join(
-            f"{times:.2f} times with {title(method)} at {ratio:g}"
+            f"speed-up {times:.2f} with {title(method)} at {ratio:g}"
             for ratio, (times, method) in sorted(best.items())
         )
         found.append(
             Verdict(
-                f"{headline.title}: steps are at least {headline.times:g} times as fast as with float32 if float32's "
-                f"transfer takes {max(best):g} times as long as computing",
+                f"{headline.title}: steps are at least {headline.times:g}× faster than with float32 if the float32 "
+                f"transfer takes {max(best):g}× the compute time",
                 reached >= headline.times,
                 f"emulated; {headline.basis}; {shown}",
                 headline.source,
@@ -271,10 +271,10 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             nested, flat = (times_as_fast(each, f"binsgdm{suffix}") for suffix in (NESTED, ""))
             found.append(
                 Verdict(
-                    f"Between {each['hosts']} hosts of {each['per_host']} workers, at {each['rate']}, BinSGDM's "
-                    "hierarchical exchange is faster than its flat one",
+                    f"Between {each['hosts']} hosts of {each['per_host']} workers, at {each['rate']}, the hierarchical "
+                    "reduction of BinSGDM is faster than its flat one",
                     nested > flat,
-                    f"emulated; {nested:.2f} and {flat:.2f} times as fast as float32",
+                    f"emulated; {nested:.2f}× and {flat:.2f}× faster than float32",
                     common.OURS,
                 )
             )
@@ -284,7 +284,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def tables(figures: dict[str, Any]) -> str:
     note = (
         "**Emulated**: all workers share the cores of one machine, where they quantize and run TCP, but compute "
-        "nothing. *Limit* is a step without any exchange. Times as fast are medians of ratios within a round."
+        "nothing. *Limit* is a step without communication. Speed-ups are medians of ratios within a round."
     )
     return "\n\n".join([note, *(f"### {heading(part)}\n\n{table(own)}" for part, own in by_part(figures))])
 
@@ -300,11 +300,11 @@ def heading(part: str) -> str:
 
 
 def table(cases: Sequence[dict[str, Any]]) -> str:
-    header, rows = ["emulated steps, ms (times as fast as float32)"], []
+    header, rows = ["emulated steps, ms (speed-up over float32)"], []
     for each in cases:
         case = case_of(each)
         where = f"{case.hosts} hosts, {case.rate}" if case.per_host > 1 else f"ratio {case.ratio:g}"
-        header.append(f"{where}: {1e3 * case.computing:,.0f} ms of computing")
+        header.append(f"{where}: {1e3 * case.computing:,.0f} ms of compute")
     for method in cases[0]["steps"]:
         if method != NOTHING:
             rows.append((title(method), *(cell(each, method) for each in cases)))
@@ -325,15 +325,15 @@ def title(method: str) -> str:
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
-    """Times as fast, by ratio, a panel for each headline that has been tested."""
+    """Draw the speed-up by ratio, one panel for each headline with results."""
     tested = [(headline, dict(by_part(figures)).get(headline.part)) for headline in HEADLINES]
     shown = [(headline, cases) for headline, cases in tested if cases]
     if not shown:
         return []
     plot = Plot(
         "emulated-speed.png",
-        "Emulated accelerators: how many times as fast as float32 a step is, by the ratio of float32's transfer to "
-        "computing. Dotted: the paper's speed-up. Grey: without any exchange.",
+        "Emulated accelerators: speed-up of a step over float32, by the ratio of the float32 transfer to compute. "
+        "Dotted: the speed-up of the paper. Grey: without communication.",
     )
     figure, panels = plt.subplots(
         1, len(shown), figsize=(4 * len(shown), 4), layout="constrained", squeeze=False
@@ -345,11 +345,11 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 times = [times_as_fast(each, method) for each in cases]
                 dashed = "--" if "alltoall" in method else "-"
                 axes.plot(ratios, times, "o" + dashed, color=color(method), label=title(method))
-        axes.plot(ratios, [limit(each) for each in cases], color="#BBBBBB", label="without any exchange")
+        axes.plot(ratios, [limit(each) for each in cases], color="#BBBBBB", label="without communication")
         axes.axhline(headline.times, color="black", linestyle=":")
         axes.set_title(f"{headline.title} (emulated)")
-        axes.set_xlabel("float32's transfer / computing")
-        axes.set_ylabel("times as fast as float32")
+        axes.set_xlabel("float32 transfer / compute")
+        axes.set_ylabel("speed-up over float32")
         axes.set_ylim(bottom=0)
     common.finish(figure, panels[0], folder / plot.file)
     return [plot]

@@ -1,4 +1,4 @@
-"""Global-QSGD (2023; ECAI 2025): error and bytes by the number of workers, its O(sqrt n), and training curves."""
+"""Global-QSGD (2023; ECAI 2025): squared error, bytes and training by workers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SCALE = "142,000 parameters, digits, up to 1,024 simulated workers"
 CLAIM = (
     "With one scale for all workers, an allreduce can sum integers, without bias and without error feedback. This "
     "compresses up to O(√n) better than QSGD with n workers, and training keeps its accuracy (Xin, Canini, Richtárik, "
-    "Horváth, 2023; ECAI 2025). The abstracts say neither at which error of an average nor with which norm; what this "
-    "page says about these is our reading."
+    "Horváth, 2023; ECAI 2025). The abstracts state neither the squared error of the average nor the norm for this; "
+    "verdicts on these are our reading."
 )
 METHOD = (
     "Up to 1,024 simulated workers, each with the gradient of its own 8 images, at the same weights of a convolutional "
     "network (the first {elements:,} elements of its second layer, in buckets of {bucket:,}). *Range*: the largest sum "
-    "of the workers' integers with {levels} levels, for these gradients and for the worst case (all workers have the "
-    "same single element). *Equal levels*: the number of non-zero integers, which decides what an entropy coder sends, "
-    "and the error, both relative to QSGD with as many levels ({sparse}). *Equal error*: the fewest bits with which "
-    "Global-QSGD's error is at most that of QSGD (with each worker's own l2 norm), and the bytes that a worker sends. "
-    "QSGD gathers every worker's codes, so its bytes grow with n; Global-QSGD sums integers, whose bits grow with log "
-    "n. *Training*: as for NUQSGD, with {workers} workers. Errors are `||estimate - average||²`, relative to the mean "
-    "of `||g_i||²`."
+    "of the integers of all workers with {levels} levels, for these gradients and for the worst case (all workers have "
+    "the same single element). *Equal levels*: the number of non-zero integers, which determines the bytes of an "
+    "entropy coder, and the squared error, both relative to QSGD with the same number of levels ({sparse}). *Equal "
+    "error*: the fewest bits with which the squared error of Global-QSGD is at most that of QSGD (with an l2 norm per "
+    "worker), and the bytes that a worker sends. QSGD gathers the codes of every worker, so its bytes grow with n; "
+    "Global-QSGD sums integers, whose bits grow with log n. *Training*: as for NUQSGD, with {workers} workers. Squared "
+    "errors are `||estimate - average||²`, relative to the mean of `||g_i||²`."
 )
 
 BUCKET = 1024
@@ -42,7 +42,7 @@ WORKERS = 4
 NORMS = ("max", "l2")
 METHOD_OF_NORM = {"max": "global-qsgd", "l2": "global-qsgd-l2"}
 WIDTHS = range(2, 17)
-BOUNDED_WIDTHS = (4, 8, 12, 16)  # those whose expected error is computed
+BOUNDED_WIDTHS = (4, 8, 12, 16)  # widths with a computed expectation of the squared error
 RANGE_LEVELS = 127
 SPARSE_LEVELS = 1
 TRAINED = (
@@ -93,7 +93,7 @@ def study(settings: Settings) -> dict[str, Any]:
         "elements": settings.elements,
         "references": list(settings.references),
         "seeds": list(settings.seeds),
-        # Of each figure: one list a seed, in it one value for each number of workers, None where there is none.
+        # Per figure: one list per seed, with one value or None for each number of workers.
         **{name: [own[name] for own in per_seed] for name in per_seed[0]},
         "losses": losses,
         "accuracies": accuracies,
@@ -101,7 +101,11 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def _scaling(settings: Settings, seed: int) -> dict[str, Any]:
-    """What depends on the number of workers, for one seed: by figure, then key, then number of workers."""
+    """Measure what depends on the number of workers, for one seed.
+
+    Returns:
+        Values by figure, key, and position of the number of workers.
+    """
     all_gradients = gradients.worker_gradients(
         seed=seed, workers=max(settings.workers), steps=20, images_each=8, elements=settings.elements
     )
@@ -143,9 +147,12 @@ def _scaling(settings: Settings, seed: int) -> dict[str, Any]:
 
 
 def _exchange(name: str, own: np.ndarray, seed: int) -> tuple[float, float] | None:
-    """Error by the mean of ||g_i||^2, and bytes that a worker sends; None where the bits do not hold the sum.
+    """Return squared error by the mean of ||g_i||^2, and bytes per worker.
 
-    With independent roundings, as the paper's are.
+    Rounds independently, as the paper does.
+
+    Returns:
+        None if the bits do not hold the sum.
     """
     scheme = common.scheme(name, bucket_size=BUCKET, rounding="independent")
     found = common.exchanged(scheme, own, seed)
@@ -156,7 +163,10 @@ def _exchange(name: str, own: np.ndarray, seed: int) -> tuple[float, float] | No
 
 
 def _expected_error(own: np.ndarray, norm: str, bits: int) -> tuple[float, float]:
-    """Exact expectation of the error, and its bound (of each bucket the smaller one), by the mean of ||g_i||^2."""
+    """Return the exact expectation of the squared error, and its bound.
+
+    Both are relative to the mean of ||g_i||^2; the bound of a bucket is the smaller one of the two.
+    """
     levels = common.scheme(f"{METHOD_OF_NORM[norm]}-{bits}").levels_for(len(own))
     buckets = own.reshape(len(own), -1, BUCKET).transpose(1, 0, 2)
     error = sum(bounds.global_qsgd_error(bucket, levels, norm, "independent") for bucket in buckets)
@@ -168,9 +178,10 @@ def _expected_error(own: np.ndarray, norm: str, bits: int) -> tuple[float, float
 
 
 def _digits(own: np.ndarray, levels: int, seed: int, norm: str) -> tuple[np.ndarray, np.ndarray]:
-    """Everybody's integers, int32[n, d], and the norms of the buckets, float64[n, buckets].
+    """Return integers int32[n, d] and norms of buckets float64[n, buckets].
 
-    ``norm`` is ``"max"`` or ``"l2"`` for the scale of all workers, ``"own"`` for QSGD's, the 2-norm of each alone.
+    Args:
+        norm: ``"max"`` or ``"l2"`` for one scale of all workers, ``"own"`` for the 2-norm of each worker, as in QSGD.
     """
     backend = kernels.get("auto")
     rows = own.astype(np.float64).reshape(len(own), -1, BUCKET)
@@ -194,7 +205,11 @@ def _largest_sum(own: np.ndarray, norm: str, seed: int) -> int:
 
 
 def _at_equal_levels(own: np.ndarray, seed: int) -> dict[str, float]:
-    """Global-QSGD with the l2 norm by QSGD with as many levels: non-zeros of all workers, and expected error."""
+    """Compare Global-QSGD with the l2 norm with QSGD of the same number of levels.
+
+    Returns:
+        Ratios of the non-zeros of all workers, and of the expected squared error.
+    """
     ours, norms = _digits(own, SPARSE_LEVELS, seed, "l2")
     theirs, own_norms = _digits(own, SPARSE_LEVELS, seed, "own")
     rows = own.astype(np.float64).reshape(-1, BUCKET)
@@ -231,13 +246,13 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "error")
     found = [
         Verdict(
-            "An allreduce can add the workers' integers: every sum fits its field",
+            "An allreduce can add the integers of all workers: every sum fits its field",
             inside,
             f"{sizes[0]} to {sizes[-1]} workers, both norms, gradients and the worst case",
             f"{FIRST} “Allreduce-compatible”",
         ),
         Verdict(
-            "With as many levels as QSGD, √n times fewer integers are non-zero",
+            "With the same number of levels as QSGD, √n× fewer integers are non-zero",
             _agrees(nonzeros, -0.5),
             f"∝ n^({nonzeros})",
             f"{FIRST} “up to O(√n) additional compression ratio”",
@@ -255,36 +270,37 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         )
     found += [
         Verdict(
-            "The error is as expected, and stays below its bound",
+            "The squared error is as expected, and stays below its bound",
             rounds_well and within == len(errors),
-            f"{within} of {len(errors)} exchanges: {sizes[0]} to {sizes[-1]} workers, both norms; the kernels' error "
+            f"{within} of {len(errors)} reductions: {sizes[0]} to {sizes[-1]} workers, both norms; that of the kernels "
             f"is off by {deviation}",
         ),
         Verdict(
-            "The sum of n workers' integers needs √n times more room with the l2 norm, and n times with the max norm",
+            "The sum of the integers of n workers needs √n× the range with the l2 norm, and n× with the max norm",
             _agrees(l2, 0.5) and _agrees(largest, 1),
             f"worst case ∝ n^({l2}) with l2, n^({largest}) with max",
         ),
         Verdict(
-            "The √n costs no accuracy: with as many levels the error does not grow relative to QSGD's",
+            "The √n costs no accuracy: with the same number of levels the squared error does not grow relative to QSGD",
             error.value <= 2 * error.error,
-            f"the error relative to QSGD's ∝ n^({error})",
+            f"the squared error relative to QSGD ∝ n^({error})",
         ),
     ]
     for bits in figures["references"]:
         slope = _saving(figures, "l2", bits)
         found.append(
             Verdict(
-                f"At the error of QSGD with {bits} bits, the l2 norm's saving in bytes grows at least as √n",
+                f"At the squared error of QSGD with {bits} bits, the saving in bytes with the l2 norm grows at least "
+                "as √n",
                 slope is not None and slope.value >= 0.5 - 2 * slope.error,
-                f"QSGD's bytes relative to Global-QSGD's ∝ n^({slope}){_reach(figures, 'l2', bits)}",
+                f"bytes of QSGD / bytes of Global-QSGD ∝ n^({slope}){_reach(figures, 'l2', bits)}",
             )
         )
         bits_ = {norm: _equal(figures, f"{norm} bits {bits}") for norm in NORMS}
         both = [(a, b) for a, b in zip(bits_["l2"], bits_["max"]) if a is not None and b is not None]
         found.append(
             Verdict(
-                f"At that error ({bits} bits) the l2 norm needs fewer bits than the max norm",
+                f"At that squared error ({bits} bits) the l2 norm needs fewer bits than the max norm",
                 bool(both) and all(a < b for a, b in both),
                 "; ".join(
                     f"{n:,} workers: {_bits(a)} against {_bits(b)}"
@@ -299,8 +315,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def in_short(figures: dict[str, Any]) -> str:
     nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "error")
     return (
-        f"With as many levels as QSGD, n^{-nonzeros.value:.2f} times fewer integers are non-zero, but the error is "
-        f"n^{error.value:.2f} times QSGD's, which the abstracts do not mention."
+        f"With the same number of levels as QSGD, n^{-nonzeros.value:.2f}× fewer integers are non-zero, but the "
+        f"squared error is n^{error.value:.2f} times that of QSGD, which the abstracts do not mention."
     )
 
 
@@ -310,18 +326,24 @@ def _slope(figures: dict[str, Any], figure: str, key: str) -> Slope:
 
 
 def _agrees(slope: Slope, exponent: float) -> bool:
-    """Whether a fit has the exponent: within two standard errors, or 0.05 (rounding to integers bends the ends)."""
+    """True if a fit has the exponent, within two standard errors or 0.05.
+
+    The second limit is there because rounding to integers bends the ends.
+    """
     return abs(slope.value - exponent) <= max(2 * slope.error, 0.05)
 
 
 def _equal(figures: dict[str, Any], key: str) -> list[float | None]:
-    """For each number of workers the mean over the seeds; None where a seed has none."""
+    """Return means over seeds by number of workers; None if incomplete."""
     columns = zip(*(own[key] for own in figures["equal"]))
     return [None if None in column else common.mean(column) for column in columns]
 
 
 def _savings(figures: dict[str, Any], norm: str, bits: int) -> list[tuple[int, float]]:
-    """Number of workers, and QSGD's bytes by Global-QSGD's at equal error, as far as 16 bits reach."""
+    """Return the savings in bytes at equal squared error, with the number of workers.
+
+    Ends with the last number for which 16 bits are enough.
+    """
     ours, theirs = _equal(figures, f"{norm} bytes {bits}"), _equal(figures, f"qsgd bytes {bits}")
     return [
         (n, b / a) for n, a, b in zip(figures["workers"], ours, theirs) if a is not None and b is not None
@@ -334,7 +356,7 @@ def _saving(figures: dict[str, Any], norm: str, bits: int) -> Slope | None:
 
 
 def _reach(figures: dict[str, Any], norm: str, bits: int) -> str:
-    """Says up to how many workers there are savings, where that is not all of them."""
+    """Return a note on the largest number of workers with savings, or ""."""
     reach = max((n for n, _ in _savings(figures, norm, bits)), default=0)
     return (
         ""
@@ -362,13 +384,19 @@ def tables(figures: dict[str, Any]) -> str:
         rows.append(row)
     header = ["workers"]
     for bits in figures["references"]:
-        header += [f"error of QSGD, {bits} bits", "bits: max", "bits: l2", "saving: max", "saving: l2"]
+        header += [
+            f"squared error of QSGD, {bits} bits",
+            "bits: max",
+            "bits: l2",
+            "saving: max",
+            "saving: l2",
+        ]
     trainings = [
         (common.title(m), *common.training_columns(figures["losses"][m], figures["accuracies"][m]))
         for m in TRAINED
     ]
     return (
-        "Global-QSGD at the same error as QSGD: bits per integer, and how many times fewer bytes a worker sends.\n\n"
+        "Global-QSGD at the squared error of QSGD: bits per integer, and saving (N× fewer bytes per worker).\n\n"
         + common.table(header, rows)
         + f"\n\nTraining with {WORKERS} workers:\n\n"
         + common.table(("", *common.TRAINING_HEADER), trainings)
@@ -382,13 +410,13 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return [
         Plot(
             "global-qsgd-scaling.png",
-            f"Left: error with 8 bits per element. Right: the largest sum of integers with {RANGE_LEVELS} levels; "
-            "dashed: the limits.",
+            f"Left: squared error with 8 bits per element. Right: the largest sum of integers with {RANGE_LEVELS} "
+            "levels; dashed: the limits.",
         ),
         Plot(
             "global-qsgd-equal-error.png",
-            "At the same error as QSGD: bits per element of one worker's message, and how many times fewer bytes a "
-            "worker sends than with QSGD; dashed: √n, scaled to the first point.",
+            "At the squared error of QSGD: bits per element of the message of a worker, and bytes that a worker sends "
+            "with QSGD, relative to Global-QSGD; dashed: √n, scaled to the first point.",
         ),
         Plot("global-qsgd-loss.png", "Training loss, mean of the seeds and of the last 10 steps."),
     ]
@@ -432,7 +460,7 @@ def _draw_equal_error(figures: dict[str, Any], path: Path) -> None:
     sizes = figures["workers"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     for bits, style in zip(figures["references"], ("-", ":")):
-        label = f"at the error of QSGD, {bits} bits"
+        label = f"squared error of QSGD, {bits} bits"
         left.plot(sizes, [bits] * len(sizes), style, color=common.COLORS["qsgd"], label=f"QSGD, {bits} bits")
         for norm in NORMS:
             color = common.COLORS[METHOD_OF_NORM[norm]]

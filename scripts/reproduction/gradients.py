@@ -1,6 +1,6 @@
-"""A small training with simulated workers: real gradients, and loss curves, in one process.
+"""Small training with simulated workers: real gradients and loss curves, in one process.
 
-The model learns scikit-learn's handwritten digits, as examples/torch_digits.py does, but has a larger layer (131,072
+The model classifies scikit-learn's handwritten digits, as in examples/torch_digits.py, but has a larger layer (131,072
 elements), so that most gradients have many buckets of 8,192.
 """
 
@@ -22,20 +22,20 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 import digits
 
 BATCH = 128  # images per step, over all workers
-LEARNING_RATE = 0.1  # of 0.05, 0.1, 0.2 and 0.3 float32 learns fastest with the middle two
-STEPS = 120  # of a whole training: 12 epochs, as in the example
-MIN_ELEMENTS = 1024  # smaller gradients are averaged as they are, as by the compressors
+LEARNING_RATE = 0.1  # of 0.05, 0.1, 0.2 and 0.3, float32 converges fastest with the middle two
+STEPS = 120  # per training: 12 epochs, as in the example
+MIN_ELEMENTS = 1024  # smaller gradients are averaged in float32, as by the compressors
 
 
 class Training(NamedTuple):
-    """Loss of each step, None from where it was no longer finite; and the share of test images told right."""
+    """Loss of each step, None after it became nonfinite; and the test accuracy."""
 
     losses: list[float | None]
     accuracy: float
 
 
 def make_model(seed: int) -> nn.Sequential:
-    """142,000 parameters; 99.8% of them are quantized."""
+    """Make a convolutional network of 142,000 parameters; 99.8% of them are quantized."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -51,7 +51,7 @@ def make_model(seed: int) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two convolutions, whose result is added to the input."""
+    """Residual block of two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -64,7 +64,10 @@ class Residual(nn.Module):
 
 
 def make_resnet(seed: int) -> nn.Sequential:
-    """A small ResNet of 105,000 parameters; 99% of them are quantized. Learns fastest with the same rates."""
+    """Make a small ResNet of 105,000 parameters; 99% of them are quantized.
+
+    It converges fastest with the same learning rates.
+    """
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 24, 3, padding=1, bias=False),
@@ -83,7 +86,7 @@ def make_resnet(seed: int) -> nn.Sequential:
 
 
 def batches(seed: int, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Images and labels of each step: every image once, in another order, before any comes again."""
+    """Iterate over images and labels of each step, shuffled in each epoch."""
     data = digits.load_data()
     images, labels = torch.from_numpy(data.train_images).unsqueeze(1), torch.from_numpy(data.train_labels)
     random = np.random.default_rng(seed)
@@ -96,7 +99,7 @@ def batches(seed: int, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]
 
 
 def backward(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, list[np.ndarray]]:
-    """Loss, and the gradient of each parameter (flat, float32, not shared)."""
+    """Return the loss, and the gradient of each parameter (flat, float32, a copy)."""
     model.zero_grad()
     loss = nn.functional.cross_entropy(model(images), labels)
     loss.backward()
@@ -113,17 +116,17 @@ def train(
     watch: Any = None,
     make: Callable[[int], nn.Module] = make_model,
 ) -> Training:
-    """Trains with simulated workers.
+    """Train with simulated workers.
 
     Args:
         scheme: one of `horovod_quant.schemes`, or None for float32.
         seed: of the weights, of the order of images and of the rounding.
-        workers: how many share a batch.
+        workers: number that share a batch.
         steps: of SGD with momentum.
         learning_rate: of the first step; it falls to zero along a cosine.
-        watch: called as ``watch(step, gradients)`` before each step, with those gradients of one worker that are
-            large enough to be quantized.
-        make: makes the model from a seed.
+        watch: called as ``watch(step, gradients)`` before each step, with the gradients of one worker that are large
+            enough to be quantized.
+        make: function that makes the model from a seed.
     """
     torch.set_num_threads(1)
     model = make(seed)
@@ -160,13 +163,13 @@ def exchanged(
     seed: int,
     step: int,
 ) -> list[np.ndarray]:
-    """The averages of simulated workers' gradients.
+    """Return the averages of the gradients of simulated workers.
 
     Args:
-        scheme: None exchanges float32.
-        gradients: of each worker, those of each parameter.
+        scheme: None for float32.
+        gradients: by worker and parameter.
         names: of the parameters.
-        compressed: numbers of those parameters whose gradients are; the others' are averaged as they are.
+        compressed: indices of parameters with compressed gradients; the others are averaged in float32.
     """
     averages = [np.mean(own, axis=0) for own in zip(*gradients)]
     if scheme is None:
@@ -184,19 +187,19 @@ def exchanged(
 
 
 def accuracy(model: nn.Module) -> float:
-    """Share of the test images whose digit the model tells."""
+    """Return the test accuracy of a model."""
     data = digits.load_data()
     model.eval()
     with torch.no_grad():
-        told = model(torch.from_numpy(data.test_images).unsqueeze(1)).argmax(1)
-    return float((told == torch.from_numpy(data.test_labels)).float().mean())
+        classes = model(torch.from_numpy(data.test_images).unsqueeze(1)).argmax(1)
+    return float((classes == torch.from_numpy(data.test_labels)).float().mean())
 
 
 def worker_gradients(*, seed: int, workers: int, steps: int, images_each: int, elements: int) -> np.ndarray:
-    """Gradients of many workers for the same weights, float32[workers, elements].
+    """Return gradients of many workers for the same weights, float32[workers, elements].
 
     Trains in float32 for ``steps`` steps; then each worker takes ``images_each`` images at random. The gradients are
-    those of the second convolution, from its first element on.
+    the first elements of the second convolution.
     """
     torch.set_num_threads(1)
     model = make_model(seed)

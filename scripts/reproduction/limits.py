@@ -1,4 +1,4 @@
-"""The error of each number of bits beside the least that any unbiased code can have: a table, made in seconds."""
+"""The nmse of each method, and the least of any unbiased code."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from horovod_quant.kernels.trellis import BRANCHES
 from reproduction import common, variance
 from reproduction.common import Plot, Verdict
 
-TITLE = "How far each method is from the least error of its bits"
+TITLE = "How far each method is from the least nmse of its bits"
 SCALE = "a million normally distributed elements, no training"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "At 3 and 4 bits a trellis closes at least a quarter of the distance, in bits, from EDEN to the least that any "
-    "unbiased code needs for its error."
+    "At 3 and 4 bits a trellis closes at least a quarter of the distance, in bits, from EDEN to the least that an "
+    "unbiased code needs for the same nmse."
 )
 METHOD = (
     "`nmse` is `||decoded - exact||² / ||exact||²`. A code that is unbiased and sends b bits for each element of a "
     "long normally distributed vector has an nmse of at least 1 / (4^b - 1) (the rate-distortion function, D = 4^-b; a "
-    "decoder without bias has D / (1 - D)). No code that knows nothing of other workers' has less, and EDEN's "
-    "rotation makes every gradient look like such a vector. Each method quantizes {elements:,} normally distributed "
-    "elements with {seeds} seeds: one rounding of one worker's gradient; for Global-QSGD the average of 4 or 16 "
+    "decoder without bias has D / (1 - D)). No code that ignores the codes of other workers has less, and the rotation "
+    "of EDEN makes every gradient look like such a vector. Each method quantizes {elements:,} normally distributed "
+    "elements with {seeds} seeds: one rounding of the gradient of one worker; for Global-QSGD the average of 4 or 16 "
     "workers whose gradients have nothing in common, since its integers share their bits with the sum, and whose "
     "rounding is correlated. Bits are those of the codes; scales add 0.03 for a bucket of 1,024. *Bits to the limit* "
-    "is b - log2(1 + 1 / nmse) / 2: what any other code could save at most, at the same error. *Entropy*: b less the "
-    "entropy of the trellis's codes given its state, which a perfect entropy code would save as the codes are. *Other "
-    "levels*: what it would save at equal error if the levels of the same trellis of four states were equally far "
-    "apart, without end, as entropy codes like them; an estimate by simulation, not counting that the number of bytes "
-    "would differ between workers."
+    "is b - log2(1 + 1 / nmse) / 2: the most that any other code can save at the same nmse. *Entropy*: b minus the "
+    "entropy of the codes of the trellis given its state, the saving of a perfect entropy code for these codes. *Other "
+    "levels*: its saving at equal nmse if the same trellis of four states had infinitely many equally spaced levels, "
+    "which suit entropy codes; an estimate by simulation, which ignores that the number of bytes would differ between "
+    "workers."
 )
 
 WIDTHS = (1, 2, 3, 4, 8)
@@ -48,27 +48,27 @@ ROWS = {
     "Global-QSGD, 16 workers": ("global-qsgd-{}", 16),
     "Global-QSGD, rotated, 16 workers": ("global-qsgd-{}-rotate", 16),
 }
-"""A method's name, but for its bits, and the workers."""
+"""Pattern of the name of a method, and number of workers."""
 
 EDEN, TRELLIS = list(ROWS)[:2]
 STATES = 4
 QUARTER = 0.25
 SPACINGS = tuple(2 ** (exponent / 4) for exponent in range(-12, 5))
-"""Of equally spaced levels, in standard deviations."""
+"""Distances of equally spaced levels, in standard deviations."""
 
 OTHERS = (
     "[DynamiQ](https://arxiv.org/abs/2602.08923) (2026) states 0.0010 to 0.0022 at 5 bits per element, for four "
     "trainings of language models on GPUs; the limit at 5 bits is {limit:.5f}. The figures cannot be compared: its "
     "nmse is that of the whole multi-hop allreduce, in which partial sums are rounded again at each hop; its gradients "
-    "are those of the models and not normally distributed, of whose unequal blocks a code with a width for each block "
-    "has an advantage that this limit does not know; and it rounds with correlation between workers. An alltoall of "
-    "EDEN rounds twice: with 4 bits in both directions it has {twice:.4f}, with a trellis {twice_trellis:.4f}."
+    "are those of the models and not normally distributed, and a code with a width for each block gains from unequal "
+    "blocks, which this limit ignores; and it rounds with correlation between workers. An alltoall of EDEN rounds "
+    "twice: with 4 bits in both directions it has {twice:.4f}, with a trellis {twice_trellis:.4f}."
 )
 FEEDBACK = (
-    "Error feedback, which adds what a rounding leaves out to the next step's gradient, was tried with EDEN and Adam, "
-    "at the workers, at the reducers, and at both: it was not better at 3, 2 or 1 bits. With 2 bits at both ends the "
-    "transformer of 119,000 parameters ended at 1.681 with it and 1.659 without; with feedback at the reducers alone "
-    "at 1.659 and 1.655 (means of three seeds). This package has no code for it."
+    "Error feedback, which adds the rounding error to the gradient of the next step, was tried with EDEN and Adam, "
+    "at the workers, at the reducers, and at both: it was not better at 3, 2 or 1 bits. With 2 bits in both directions "
+    "the transformer of 119,000 parameters ended at 1.681 with it and 1.659 without; with feedback at the reducers "
+    "alone at 1.659 and 1.655 (means of three seeds). This package has no code for it."
 )
 
 
@@ -99,7 +99,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def measured(scheme: Any, workers: int, elements: int, seed: int) -> float:
-    """Of the average of so many workers' gradients, which have nothing in common."""
+    """Measure the nmse of the average of gradients that have nothing in common."""
     gradients = normal(seed, (workers, elements))
     if workers == 1:
         return variance.measured(scheme, [gradients[0]], seed)
@@ -111,7 +111,7 @@ def normal(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def trellis_entropy(bits: int, elements: int) -> float:
-    """Bits of a code of the trellis, given the branches of the two codes before it."""
+    """Return the entropy of a trellis code, given the two branches before it."""
     from horovod_quant.kernels.rotation import LEVELS as FIRST
     from horovod_quant.kernels.trellis import trellis_codes
 
@@ -122,7 +122,7 @@ def trellis_entropy(bits: int, elements: int) -> float:
 
 
 def conditional_entropy(symbols: np.ndarray, given: np.ndarray) -> float:
-    """Bits of a symbol where another number is known."""
+    """Return the entropy in bits of symbols, given other numbers."""
     _, places = np.unique(symbols, return_inverse=True)
     counts = np.zeros((given.max() + 1, places.max() + 1))
     np.add.at(counts, (given.ravel(), places.ravel()), 1)
@@ -131,7 +131,7 @@ def conditional_entropy(symbols: np.ndarray, given: np.ndarray) -> float:
 
 
 def spaced(spacing: float, elements: int) -> dict[str, float]:
-    """The nmse, and the entropy of an element's code, of the trellis with equally spaced levels."""
+    """Return nmse and entropy per element of the trellis with equally spaced levels."""
     z = normal(1, (256, elements // 256)).astype(np.float64)  # sequences are rows of the first axis
     # Subset s has the levels (4 k + s - 1.5) of the spacing.
     offsets = np.arange(4) - 1.5
@@ -159,26 +159,29 @@ def spaced(spacing: float, elements: int) -> dict[str, float]:
     return {"bits": conditional_entropy(chosen, before), "nmse": nmse}
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def limit(bits: float) -> float:
-    """The least nmse of an unbiased code of so many bits."""
+    """Return the least nmse of an unbiased code with a number of bits."""
     return 1 / (4**bits - 1)
 
 
 def bits_of(nmse: float) -> float:
-    """How many bits an unbiased code with that nmse has at least."""
+    """Return the least bits of an unbiased code with an nmse."""
     return math.log2(1 + 1 / nmse) / 2
 
 
 def gap(figures: dict[str, Any], row: str, bits: str) -> float:
-    """How many bits more a method has than the least."""
+    """Return the distance of a method to the least bits for its nmse."""
     return int(bits) - bits_of(common.mean(figures["nmses"][row][bits]))
 
 
 def saved_by_other_levels(figures: dict[str, Any], bits: str) -> float:
-    """Bits at the trellis's own nmse, between two spacings on the scale of the least bits."""
+    """Return the bits that other levels save at the nmse of the trellis.
+
+    Interpolates between two spacings, on the scale of the least bits.
+    """
     known = sorted((bits_of(each["nmse"]), each["bits"]) for each in figures["spaced"])
     least = bits_of(common.mean(figures["nmses"][TRELLIS][bits]))
     return int(bits) - float(np.interp(least, *zip(*known)))
@@ -194,7 +197,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     furthest = max(factors.values(), key=abs)
     return [
         Verdict(
-            "With 3 and 4 bits the trellis closes at least a quarter of EDEN's distance to the limit",
+            "With 3 and 4 bits the trellis closes at least a quarter of the distance of EDEN to the limit",
             min(closed.values()) >= QUARTER,
             ", ".join(f"{bits} bits: {share:.0%}" for bits, share in closed.items()),
         ),
@@ -238,7 +241,7 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def eden_twice(nmse: float) -> float:
-    """Two roundings, of gradients that have nothing in common."""
+    """Return the nmse after two roundings, of gradients that have nothing in common."""
     return nmse + nmse * (1 + nmse)
 
 
@@ -260,6 +263,6 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
             x, [common.mean(each) for each in own.values()], style, color=common.COLORS[kind], label=row
         )
     axes.set_yscale("log")
-    axes.set(xlabel="bits of an element", ylabel="nmse")
+    axes.set(xlabel="bits per element", ylabel="nmse")
     common.finish(figure, [axes], folder / plot.file)
     return [plot]

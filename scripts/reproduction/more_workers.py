@@ -1,6 +1,6 @@
-"""The loss with 16 and 32 workers, all in one process: what to take by the number of workers rests on trainings.
+"""Loss with 16 and 32 workers, all in one process.
 
-A training takes 4 minutes on a core; the 30 of them an hour on two. One that has ended is kept.
+A training takes 4 minutes on one core, all 30 an hour on two. Finished trainings are cached.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CLAIM = "With 16 and with 32 workers each of these settings ends within 1% of th
 METHOD = (
     "The transformer, text, steps, learning rate and batch of `scripts/reproduce transformer`: 16 or 32 workers share "
     "the 32 sequences of a step. All workers are in one process, which computes what each would receive with the "
-    "simulator's arithmetic; its bits are those of real workers. Each method has the same seeds and the text of "
-    "float32 with the same number of workers. Arguments are the defaults where the name says nothing else; QSGD's "
-    "codes travel by alltoall, which rounds twice, as it would by default among so many workers."
+    "arithmetic of the simulator, bit-identical to real workers. Each method has the same seeds and text as float32 "
+    "with the same number of workers. Arguments not in the name are the defaults; QSGD uses an alltoall, which rounds "
+    "twice, its default with 16 and 32 workers."
 )
 
-MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 32}  # the example's
+MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 32}  # as in the example
 BATCH, RATE = 32, 0.006
 METHODS = {
     "none": "float32",
@@ -44,14 +44,14 @@ PARTS = tuple(f"{key}@{workers}" for workers in SIZES_OF_CLUSTERS for key in MET
 
 
 class Settings(NamedTuple):
-    """What is trained.
+    """Settings of the trainings.
 
     Attributes:
         workers: of each cluster.
         model, batch, steps: see `simulated.Job`.
         seeds: of every training.
-        processes: trainings at a time; as many as there are cores where None.
-        only: of `PARTS`, to be run; all where None.
+        processes: trainings at a time; None for the number of cores.
+        only: names from `PARTS` to run; None for all.
     """
 
     workers: tuple[int, ...]
@@ -70,7 +70,7 @@ SIZES = {
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here: it can be everywhere."""
+    """Return None: the claim can be tested on any machine."""
     return None
 
 
@@ -110,7 +110,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""NUQSGD (JMLR 2021): the variance of its levels along a training, beside QSGD's and QSGDinf's, and the loss."""
+"""NUQSGD (JMLR 2021): variance and loss compared with QSGD and QSGDinf."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from reproduction.common import Plot, Verdict
 TITLE = "NUQSGD: nonuniform levels have less variance"
 SCALE = "142,000 parameters, digits, 4 simulated workers"
 CLAIM = (
-    "With the same number of bits, NUQSGD's exponential levels have less variance than QSGD's uniform ones, so "
-    "training reaches a lower loss. NUQSGD also matches QSGDinf, which has no such guarantee (Ramezani-Kebrya et al., "
-    "JMLR 2021)."
+    "With the same number of bits, the exponential levels of NUQSGD have less variance than the uniform ones of QSGD, "
+    "so training reaches a lower loss. NUQSGD also matches QSGDinf, which has no such guarantee (Ramezani-Kebrya et "
+    "al., JMLR 2021)."
 )
 METHOD = (
     "A convolutional network of 142,000 parameters is trained on scikit-learn's handwritten digits. *Variance*: during "
     "a float32 training, the native kernels round the gradients of one of 4 workers; the variance is `||Q(g) - g||² / "
-    "||g||²`, where g is all gradients that are quantized. The exact expectation stands beside it. *Loss*: the "
+    "||g||²`, where g is all gradients that are quantized. The exact expectation is in the next column. *Loss*: the "
     "training is repeated with each method, with 4 simulated workers, the same weights, images and steps, and two "
     "learning rates that are about equally good for float32. The mean loss is over all steps, the final loss over the "
     "last quarter. The authors ran 4 bits, with buckets of 8,192 and 1,024, which decide the verdicts; 3 bits are an "
@@ -32,7 +32,7 @@ METHOD = (
 
 METHODS = ("qsgd", "qsgdinf", "nuqsgd")
 
-BITS = 4  # the authors'; with others a setting is an extra
+BITS = 4  # of the authors; settings with other bits are extras
 MATCH = 1.1  # what counts as equal
 VARIANCE = "NUQSGD, experiments: the variance of gradients"
 
@@ -54,7 +54,7 @@ RATES = ("0.1", "0.2")
 SMALLER, LARGER = RATES
 
 BROKEN = 10.0
-"""The loss of a training that diverges: random guesses have 2.3."""
+"""Loss of a diverging training: random guesses have 2.3."""
 
 
 def study(settings: Settings) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         limit: float,
         source: str = common.OURS,
     ) -> Verdict:
-        """Decided by the authors' number of bits; others are shown."""
+        """Compare NUQSGD with another method; only the bits of the authors decide."""
         values = {cell: ratios(_key("nuqsgd", *cell), _key(other, *cell)) for cell in cells}
         held = all(common.mean(own) <= limit for cell, own in values.items() if cell[0] == BITS)
         return Verdict(
@@ -146,7 +146,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             "The variances are as expected, and stay below their bounds for QSGD and NUQSGD",
             rounds_well and all(bounded),
             f"{sum(bounded)} of {len(bounded)} settings, at every step and seed; "
-            f"the kernels' variance is off by {deviation}",
+            f"the variance of the kernels is off by {deviation}",
             "NUQSGD, theorem on the variance; QSGD, Lemma 3.1",
         ),
         compared("NUQSGD has less variance than QSGD", variances, "qsgd", 1, VARIANCE),
@@ -173,7 +173,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def _evidence(values: dict[tuple[int, int], str]) -> str:
-    """By setting; those with other bits than the authors' are marked."""
+    """Join the evidence of all settings; settings with other bits are marked as extras."""
     ordered = sorted(values.items(), key=lambda item: item[0][0] != BITS)
     return "; ".join(
         f"{'' if cell[0] == BITS else 'extra: '}{own} at {_cell(*cell)}" for cell, own in ordered
@@ -181,7 +181,7 @@ def _evidence(values: dict[tuple[int, int], str]) -> str:
 
 
 def _larger_rate(figures: dict[str, Any], other: str) -> Verdict:
-    """By the seeds that are won, since trainings that break down have no mean."""
+    """Compare losses at the larger rate by seeds, since diverged trainings have no mean."""
     won = {}
     for cell in map(tuple, figures["cells"]):
         ours, theirs = (
@@ -201,13 +201,13 @@ def _larger_rate(figures: dict[str, Any], other: str) -> Verdict:
 def in_short(figures: dict[str, Any]) -> str:
     best, plain = _best_final_loss(figures)
     return (
-        f"The task is too easy for a verdict on losses: float32 ends at {plain / best:.1f} times the loss of the best "
-        "quantized training."
+        f"The task is too easy for a verdict on losses: the final float32 loss is {plain / best:.1f} times that of the "
+        "best quantized training."
     )
 
 
 def _best_final_loss(figures: dict[str, Any]) -> tuple[float, float]:
-    """The lowest of the quantized trainings, and float32's."""
+    """Return the lowest final loss of quantized trainings, and the float32 loss."""
     ends = {
         key: common.mean(common.final_losses(_losses(figures, SMALLER, key)))
         for key in figures["trainings"][SMALLER]
@@ -261,7 +261,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         ),
         Plot(
             "nuqsgd-loss-0.2.png",
-            f"The same with learning rate {LARGER}; a training whose curve ends broke down.",
+            f"The same with learning rate {LARGER}; a curve ends where its training diverged.",
         ),
     ]
 
@@ -303,7 +303,7 @@ def _draw_losses(figures: dict[str, Any], rate: str, path: Path) -> None:
 
 
 def _say_that_it_breaks_down(axes: Any, line: Any) -> None:
-    """Where a curve leaves the panel."""
+    """Annotate the point where a curve leaves the panel."""
     above = next((step for step, loss in zip(*line.get_data()) if loss > BROKEN), None)
     if above is not None:
         axes.annotate(
@@ -345,7 +345,7 @@ def _scheme(method: str, bits: int, bucket: int) -> Any:
 
 
 def _bound(method: str, bits: int, bucket: int) -> float | None:
-    """Of the variance, relative to the gradient's squares; there is none for the max norm."""
+    """Return the bound on the relative variance; None for the max norm."""
     if method == "qsgd":
         return bounds.qsgd_variance_factor(bucket, 2 ** (bits - 1) - 1)
     if method == "nuqsgd":
@@ -362,5 +362,5 @@ def _training_columns(figures: dict[str, Any], key: str) -> tuple[str, ...]:
     larger = common.mean_losses(_losses(figures, LARGER, key))
     return (
         *common.training_columns(_losses(figures, SMALLER, key), accuracies),
-        ", ".join("broke down" if math.isinf(loss) else f"{loss:.2g}" for loss in larger),
+        ", ".join("diverged" if math.isinf(loss) else f"{loss:.2g}" for loss in larger),
     )

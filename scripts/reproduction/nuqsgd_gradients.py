@@ -1,4 +1,4 @@
-"""NUQSGD (JMLR 2021): its variance on a transformer's gradients, beside QSGD's and QSGDinf's, and their tails."""
+"""NUQSGD (JMLR 2021): variance on gradients of a transformer, and their tails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TITLE = "NUQSGD's variance on a transformer's gradients"
 SCALE = "119,000 parameters, gradients of one of 4 workers"
 CLAIM = (
     "NUQSGD has stronger guarantees than QSGD, and in experiments matches and exceeds QSGDinf, which has none "
-    "(Ramezani-Kebrya et al., JMLR 2021). This section compares their variance; the authors' grid is 4 bits, and "
+    "(Ramezani-Kebrya et al., JMLR 2021). This section compares their variance; the grid of the authors is 4 bits, and "
     "buckets of 8,192 and 1,024."
 )
 METHOD = (
@@ -27,15 +27,15 @@ METHOD = (
     "transformer` (Adam, 32 sequences per step). At several steps, the gradient of one of 4 workers, from 8 "
     "sequences, is recorded. `E||Q(g) - g||² / ||g||²` is computed exactly from the levels, where g is all gradients "
     "of 1,024 elements and more. Verdicts are on means over these steps, because ratios differ from gradient to "
-    "gradient. *No zero* has the levels of the authors' published code: with 4 bits ±1 to ±2^-7, where their paper "
-    "and this package have a 0 and go down to 2^-6. 3 bits are an extra: the authors did not run them."
+    "gradient. *No zero* has the levels of the published code of the authors: with 4 bits ±1 to ±2^-7, where their "
+    "paper and this package have a 0 and go down to 2^-6. 3 bits are an extra: the authors did not run them."
 )
 
 METHODS = ("qsgd", "qsgdinf", "nuqsgd")
 NO_ZERO = "no zero"
-TITLES = {**common.TITLES, NO_ZERO: "NUQSGD's levels, no zero"}
+TITLES = {**common.TITLES, NO_ZERO: "NUQSGD levels, no zero"}
 BITS, EXTRA_BITS = 4, 3
-MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 32}  # and what follows: as in the example
+MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 32}  # and the next lines: as in the example
 SCHEDULE = 1000
 LEARNING_RATE = 0.006
 SEQUENCES, WORKERS = 32, 4
@@ -43,7 +43,7 @@ MIN_ELEMENTS = 1024
 TAIL_BUCKET = 1024
 TAILS = tuple(
     float(x) for x in np.geomspace(0.1, 30, 24)
-)  # magnitudes by the root mean square of their bucket
+)  # magnitudes relative to the root mean square of their bucket
 MATCH = 1.1  # what counts as equal
 
 
@@ -78,13 +78,13 @@ def study(settings: Settings) -> dict[str, Any]:
     return {
         "steps": list(settings.steps),
         "buckets": list(settings.buckets),
-        "variances": variances,  # of each method an entry a seed, in it one a step
-        "tails": tails,  # an entry a seed, in it one a step
+        "variances": variances,  # per method one list per seed, with one value per step
+        "tails": tails,  # one list per seed, with one value per step
     }
 
 
 def _gradients(steps: Sequence[int], seed: int) -> list[list[np.ndarray]]:
-    """Of one worker after so many steps: all that are large enough to be quantized."""
+    """Return the quantized gradients of one worker after given numbers of steps."""
     torch.set_num_threads(1)
     example = running.import_example("torch_char_transformer")
     text = torch.from_numpy(running.import_example("python_text").load_text().training)
@@ -110,7 +110,10 @@ def _gradients(steps: Sequence[int], seed: int) -> list[list[np.ndarray]]:
 
 
 def _tails(gradients: Sequence[np.ndarray]) -> dict[str, Any]:
-    """How the magnitudes of whole buckets are distributed, by the root mean square of their bucket."""
+    """Return the distribution of magnitudes relative to the root mean square of their bucket.
+
+    Only full buckets count.
+    """
     whole = [own[: len(own) // TAIL_BUCKET * TAIL_BUCKET].reshape(-1, TAIL_BUCKET) for own in gradients]
     rows = np.abs(np.concatenate(whole).astype(np.float64))
     rows = rows[rows.any(axis=1)]
@@ -128,13 +131,13 @@ def _tails(gradients: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def _ratios(figures: dict[str, Any], bits: int, bucket: int, method: str, other: str) -> list[float]:
-    """For each seed the mean variance by another's, both over all steps at which they are taken."""
+    """Return the ratio of the mean variances of two methods per seed."""
     ours, theirs = (figures["variances"][_key(name, bits, bucket)] for name in (method, other))
     return [common.mean(a) / common.mean(b) for a, b in zip(ours, theirs)]
 
 
 def _ratios_by_step(figures: dict[str, Any], bits: int, bucket: int, method: str, other: str) -> list[float]:
-    """The same after each number of steps, mean of the seeds."""
+    """Return the ratio of two methods' variances per step, mean of seeds."""
     ours, theirs = (figures["variances"][_key(name, bits, bucket)] for name in (method, other))
     return [common.mean(a / b for a, b in zip(*pair)) for pair in zip(zip(*ours), zip(*theirs))]
 
@@ -177,7 +180,7 @@ def in_short(figures: dict[str, Any]) -> str:
         for other in ("qsgdinf", "qsgd")
     }
     shown = " and ".join(
-        f"{min(ratios):.2f} to {max(ratios):.2f} times {common.TITLES[other]}'s"
+        f"{min(ratios):.2f} to {max(ratios):.2f} times that of {common.TITLES[other]}"
         for other, ratios in found.items()
     )
     return f"With {BITS} bits its variance is {shown}."
@@ -234,15 +237,15 @@ def tables(figures: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             common.table(header, rows),
-            f"The gradients' tails, in buckets of {TAIL_BUCKET:,}. A normal distribution has {_normal_top():.2g} of "
-            "its squares in the largest 1%.",
+            f"The tails of the gradients, in buckets of {TAIL_BUCKET:,}. A normal distribution has {_normal_top():.2g} "
+            "of its squares in the largest 1%.",
             common.table(["at step", *map(str, figures["steps"])], lines),
         ]
     )
 
 
 def _normal_top() -> float:
-    """The share of the squares in the largest 1% of normal values."""
+    """Return the share of the squares in the largest 1% of normal values."""
     normal = NormalDist()
     limit = normal.inv_cdf(0.995)
     return 2 * (limit * normal.pdf(limit) + 0.005)
@@ -292,7 +295,7 @@ def _scheme(method: str, bits: int, bucket: int) -> Any:
 
 
 def _bound(method: str, bucket: int, bits: int = BITS) -> float | None:
-    """Of the variance, relative to the gradient's squares; None where there is none."""
+    """Return the bound on the relative variance; None if there is none."""
     if method == "qsgd":
         return bounds.qsgd_variance_factor(bucket, 2 ** (bits - 1) - 1)
     if method == "nuqsgd":

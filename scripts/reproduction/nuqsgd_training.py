@@ -1,6 +1,6 @@
-"""NUQSGD (JMLR 2021): a transformer's loss with it, QSGD and QSGDinf, in buckets of the authors' sizes.
+"""NUQSGD (JMLR 2021): transformer loss compared with QSGD and QSGDinf.
 
-On paper a training of 1,000 steps takes a minute or two on two cores, and all of them half an hour.
+Estimates: a training of 1,000 steps takes one to two minutes on two cores, and all of them half an hour.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ TITLE = "NUQSGD: a transformer's loss, 4 bits"
 SCALE = "119,000 parameters, 1,000 steps, 4 workers on 2 cores"
 CLAIM = (
     "NUQSGD matches and exceeds QSGDinf in experiments, and QSGD with the l2 norm falls behind "
-    "(Ramezani-Kebrya et al., JMLR 2021). The authors' grid is 4 bits, and buckets of 8,192 and 1,024."
+    "(Ramezani-Kebrya et al., JMLR 2021). The grid of the authors is 4 bits, and buckets of 8,192 and 1,024."
 )
 METHOD = (
     "The transformer, text, steps and seeds of `scripts/reproduce transformer`, 4 real workers, the learning rate "
     "that is best for float32. QSGD and NUQSGD divide a bucket by its l2 norm, QSGDinf by its maximum, as in the "
-    "paper. Unlike the paper's, roundings of the workers are joint, which is this package's default, for all three. "
-    "NUQSGD's last row has the max norm, which the paper does not use, to see which one the package's default should "
-    "be."
+    "paper. Unlike in the paper, rounding is correlated between workers, the default of this package, for all three. "
+    "The last row of NUQSGD has the max norm, which the paper does not use, to choose the default norm of the package."
 )
 
 METHODS = ("qsgd-4", "qsgdinf-4", "nuqsgd-4")
 BUCKETS = {1024: "-", 8192: "--"}
-"""Each with its line in the plot."""
+"""Bucket sizes, and their line styles in the plot."""
 
 
 def key(method: str, bucket: int) -> str:
@@ -53,7 +52,7 @@ SIZES = {
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here: it can be everywhere."""
+    """Return None: the claim can be tested on any machine."""
     return None
 
 
@@ -70,7 +69,7 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
     return {"seeds": len(settings.seeds), "trainings": trainings}
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
@@ -83,7 +82,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         if whole(nuqsgd, qsgdinf):
             found.append(
                 Verdict(
-                    f"With buckets of {bucket:,} NUQSGD ends at most 1% above QSGDinf's loss",
+                    f"With buckets of {bucket:,} NUQSGD ends at most 1% above the loss of QSGDinf",
                     _ratio(figures, nuqsgd, qsgdinf) <= LIMIT,
                     _evidence(figures, nuqsgd, qsgdinf),
                     "NUQSGD, abstract: “matches and exceeds the empirical performance of the QSGDinf heuristic”",
@@ -101,7 +100,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if whole(DEFAULT, MAX.key):
         found.append(
             Verdict(
-                "NUQSGD's default norm, l2, ends at a loss as low as the max norm's, to within 1%",
+                "NUQSGD with its default norm, l2, ends at most 1% above the loss with the max norm",
                 _ratio(figures, DEFAULT, MAX.key) <= LIMIT,
                 _evidence(figures, DEFAULT, MAX.key),
                 common.PACKAGE,

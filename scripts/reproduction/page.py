@@ -1,4 +1,4 @@
-"""The pages of results, from the results on disk."""
+"""Write the pages of results from the results on disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ INTRODUCTION = """\
 # Evidence: do the papers' claims hold?
 
 For readers who want to know what was tested before they trust a figure. Afterwards you know at what scale each claim of
-the papers was tested, and what held. Each page below has the tests, figures and verdicts for one paper.
+the papers was tested, and which claims hold. Each page below has the tests, figures and verdicts for one paper.
 
-`scripts/reproduce` measures the figures in `{folder}/` and writes these pages; `scripts/reproduce --again CLAIM` tests
-one claim again. A *statement of a paper* is cited with its place in the paper. *Our reading* is something that a paper
-does not state in these words, so no paper is contradicted where a reading does not hold. *This package's claims* are
-about what the package adds. A number with ± is a mean over seeds and their standard deviation.
+`scripts/reproduce` measures the figures in `{folder}/` and writes these pages; `scripts/reproduce --again CLAIM`
+measures one claim again. A *statement of a paper* is cited with its place in the paper. *Our reading* is something that
+a paper does not state in these words, so a reading that does not hold contradicts no paper. *This package's claims* are
+about what the package adds. A number with ± is a mean over seeds and their standard deviation. *N× faster* means 1/N of
+the time.
 """
 
 PAGE = """\
@@ -25,7 +26,8 @@ PAGE = """\
 
 For readers who want to check what [the summary](../{summary}) states. Afterwards you know how each claim was tested,
 and can measure it again. Each section has a claim, its test, the verdicts with their figures, and the command. A slope
-with ± is a fit and its standard error."""
+with ± is a fit and its standard error. A *speed-up* of N, or *N× faster*, means 1/N of the time; *N× less*, *fewer* or
+*smaller* means 1/N of the amount."""
 
 
 def outcome(holds: bool) -> str:
@@ -33,10 +35,10 @@ def outcome(holds: bool) -> str:
 
 
 def write(folder: Path) -> list[Path]:
-    """Draw the plots and write the pages of the claims that have a result, and the summary beside the folder.
+    """Draw the plots; write the summary and the pages of known results.
 
     Returns:
-        The paths of the pages, the summary first.
+        Paths of the pages, the summary first; it is beside the folder.
     """
     results = {claim: common.load(folder / f"{claim}.json") for claim in (*common.CLAIMS, *common.ON_DEMAND)}
     found = {claim: result for claim, result in results.items() if result is not None}
@@ -61,7 +63,7 @@ def _write(path: Path, parts: Sequence[str]) -> None:
 
 
 def _in_short(results: dict[str, dict[str, Any]], folder: str) -> str:
-    """One row per claim."""
+    """Return the summary's table, one row per claim."""
     rows = ["| section | scale | verdicts |", "| --- | --- | --- |"]
     for name, (_, claims) in common.PAGES.items():
         for claim in claims:
@@ -82,7 +84,7 @@ def _counts(claim: str, figures: dict[str, Any]) -> str:
 
 
 def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list[common.Verdict]]]:
-    """A paper's statements, our readings and this package's claims, those that there are."""
+    """Group verdicts into statements of a paper, our readings and claims of this package."""
     ours = {common.OURS: ("our", "readings"), common.PACKAGE: ("this package's", "claims")}
     kinds = [(("the paper's", "statements"), [v for v in verdicts if v.source not in ours])]
     kinds += [(what, [v for v in verdicts if v.source == source]) for source, what in ours.items()]
@@ -90,7 +92,7 @@ def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list
 
 
 def _time_of(result: dict[str, Any]) -> str:
-    """What a claim's figures have taken; of parts that ran one by one, with other work beside them, the trainings."""
+    """Return the run time of a claim, or of its trainings if run in parts."""
     if "only" not in result:
         cpu = f" ({result['cpu_seconds']:.0f} s of CPU time)" if "cpu_seconds" in result else ""
         return f"{result['seconds']:.0f} s{cpu}"
@@ -120,5 +122,5 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         f"kernels: {machine['kernels']}.",
     ]
     if result["size"] != "full":
-        parts.insert(1, f"**This is a run of size {result['size']}: its figures say nothing.**")
+        parts.insert(1, f"**This is a run of size {result['size']}: its figures mean nothing.**")
     return "\n\n".join(parts)

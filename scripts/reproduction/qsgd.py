@@ -1,4 +1,4 @@
-"""QSGD (NeurIPS 2017): bits against variance, fixed width and Elias coding, with the paper's bounds."""
+"""QSGD (NeurIPS 2017): bits against variance, with the bounds of the paper."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CLAIM = (
 METHOD = (
     "Three kinds of arrays: the gradient of the convolutional network of `scripts/reproduce nuqsgd` in the middle of "
     "its training (142,000 elements), Gaussian noise, and equal magnitudes, the worst case. The native kernels "
-    "quantize each with s = 1 to 255 levels. The bits are those of the payload that is sent, including norms, with "
-    "codes of fixed width, Elias gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is "
-    "encoded separately, as in the paper. There are two bounds on lengths: the paper's figure, and the one that "
+    "quantize each with s = 1 to 255 levels. The bits are those of the payload, including norms, with codes of fixed "
+    "width, Elias gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is encoded separately, "
+    "as in the paper. There are two bounds on lengths: the figure of the paper, and the one that "
     "`scripts/proofs/code_lengths.py` proves for the gamma code, which holds for every array."
 )
 
@@ -42,12 +42,12 @@ CODING_COLORS = {"fixed": "black", "elias": common.COLORS["qsgd"], "elias-omega"
 class Settings(NamedTuple):
     bits: tuple[int, ...]
     buckets: tuple[int, ...]
-    elements: int  # of the arrays that are not gradients
+    elements: int  # per array that is not a gradient
     headline: tuple[int, ...]  # B where s = sqrt(B)
     sparse: tuple[int, ...]  # B where s = 1
     repetitions: int
     seeds: tuple[int, ...]
-    steps: int  # of the training before the gradient is taken
+    steps: int  # trained before the gradient is recorded
 
 
 SIZES = {
@@ -102,10 +102,10 @@ def _artificial(kind: str, elements: int, seed: int) -> np.ndarray:
 
 
 def _cell(kind: str, array: np.ndarray, bits: int, bucket: int, seed: int) -> dict[str, Any]:
-    """Variance and bits per element of one array, by coding."""
+    """Measure variance, and bits per element by coding, of one array."""
     schemes = {coding: common.scheme(f"qsgd-{bits}", bucket_size=bucket, coding=coding) for coding in CODINGS}
     sent = {
-        # Two workers gather: what one sends is its payload.
+        # With two workers in an allgather each sends its payload once.
         coding: sum(simulator.run(scheme, [array, array], seed=seed).bytes_sent.values())
         for coding, scheme in schemes.items()
     }
@@ -120,7 +120,10 @@ def _cell(kind: str, array: np.ndarray, bits: int, bucket: int, seed: int) -> di
 
 
 def _lengths(array: np.ndarray, bucket: int, levels: int, repetitions: int, seed: int) -> dict[str, float]:
-    """Mean bits of a bucket that is encoded alone, with its norm, by Elias code; 0 buckets of zeros are left out."""
+    """Return mean bits of a bucket encoded alone, with its norm, by Elias code.
+
+    Leaves out buckets of zeros.
+    """
     backend = kernels.get("auto")
     rows = [row for row in array[: len(array) // bucket * bucket].reshape(-1, bucket) if row.any()]
     chosen = rows[:: max(1, len(rows) // repetitions)][:repetitions]
@@ -153,16 +156,16 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         Verdict(
             "The variance is as expected, and stays below the bound",
             rounds_well and all(bounded),
-            f"{sum(bounded)} of {len(bounded)} arrays and settings; the kernels' variance is off by {deviation}",
+            f"{sum(bounded)} of {len(bounded)} arrays and settings; the variance of the kernels is off by {deviation}",
             "QSGD, Lemma 3.1",
         ),
         Verdict(
-            "Elias codes stay below the lengths that are proved for them",
+            "Elias codes stay below the lengths proved for them",
             all(short),
             f"{sum(short)} of {len(short)} payloads",
         ),
         Verdict(
-            "Elias gamma codes also stay below the paper's own figures, without their o(1)",
+            "Elias gamma codes also stay below the figures of the paper, without their o(1)",
             not paper,
             f"{len(cells) - len(paper)} of {len(cells)} payloads"
             + (
@@ -175,7 +178,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         Verdict(
             "For gradients, Elias coding sends fewer bits than codes of fixed width, at every s",
             min(savings.values()) > 1,
-            "; ".join(f"{saving:.1f} times fewer at s = {levels}" for levels, saving in savings.items()),
+            "; ".join(f"{saving:.1f}× fewer at s = {levels}" for levels, saving in savings.items()),
         ),
     ]
     for kind, name in KINDS.items():
@@ -208,11 +211,11 @@ def in_short(figures: dict[str, Any]) -> str:
     own = _by(figures["headline"], "kind")
     most = {kind: max((c["gamma"] - 32) / c["bucket"] for c in cells) for kind, cells in own.items()}
     shown = ", ".join(f"{bits:.2f} ({KINDS[kind]})" for kind, bits in most.items())
-    return f"Bits per element at s = √B, where the paper has 2.8: {shown}."
+    return f"Bits per element at s = √B, 2.8 in the paper: {shown}."
 
 
 def _by(cells: Sequence[dict[str, Any]], key: str, **wanted: Any) -> dict[Any, list[dict[str, Any]]]:
-    """Those cells that have the wanted values, by the value of the key."""
+    """Group the cells with given values by the value of a key."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for cell in cells:
         if all(cell[name] == value for name, value in wanted.items()):
@@ -221,13 +224,13 @@ def _by(cells: Sequence[dict[str, Any]], key: str, **wanted: Any) -> dict[Any, l
 
 
 def _length_bound(cell: dict[str, Any], code: str | None) -> float:
-    """Bits per element of the shorter layout."""
+    """Return the bound on bits per element, of the shorter layout."""
     lengths = (code_lengths.qsgd_sparse_length, code_lengths.qsgd_dense_length)
     return min(length(cell["bucket"], cell["levels"], code) for length in lengths) / cell["bucket"]
 
 
 def _sparse_points(figures: dict[str, Any], kind: str) -> list[tuple[int, float]]:
-    """B, and the mean bits of a bucket without its norm."""
+    """Return pairs of B and the mean bits of a bucket without its norm."""
     groups = _by(figures["sparse"], "bucket", kind=kind)
     return [(bucket, common.mean(c["gamma"] for c in own) - 32) for bucket, own in groups.items()]
 
@@ -263,7 +266,7 @@ def tables(figures: dict[str, Any]) -> str:
             "variance",
             "bound",
             *(f"bits: {name}" for name in CODINGS.values()),
-            "paper's bound",
+            "bound of the paper",
             "proved bound",
         )
         parts.append(f"Gradients, buckets of {bucket:,}, bits per element:\n\n" + common.table(header, rows))
@@ -276,13 +279,13 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return [
         Plot(
             "qsgd-bits.png",
-            "Top: variance by number of levels; dashed: the paper's bound. Bottom: bits against variance, for "
+            "Top: variance by number of levels; dashed: the bound of the paper. Bottom: bits against variance, for "
             "gradients; dashed: the bounds of both.",
         ),
         Plot(
             "qsgd-lengths.png",
             "Elias gamma, every bucket encoded separately. Left: s = 1; dashed: √B log B, scaled to the last point, "
-            "and the paper's figure. Right: s = √B; dashed: the paper's 2.8 bits.",
+            "and the figure of the paper. Right: s = √B; dashed: the 2.8 bits of the paper.",
         ),
     ]
 
@@ -309,7 +312,7 @@ def _draw_bits(figures: dict[str, Any], path: Path) -> None:
             bits = [common.mean(c["bits"][coding] for c in own) for own in groups.values()]
             lower.plot(bits, variances, marker="o", markersize=3, color=CODING_COLORS[coding], label=name)
         for code, color, name in (
-            (None, "#CC79A7", "paper's figures"),
+            (None, "#CC79A7", "paper"),
             ("gamma", "#7F5FA8", "proved for gamma"),
         ):
             bits = [_length_bound({"bucket": bucket, "levels": s}, code) for s in levels]
@@ -334,7 +337,7 @@ def _draw_lengths(figures: dict[str, Any], path: Path) -> None:
     guide = [bits * _sparse_growth(bucket) / _sparse_growth(last) for bucket in sizes]
     left.plot(sizes, guide, "--", color="#999999", linewidth=1, label="∝ √B log B")
     limits = [code_lengths.qsgd_sparse_length(bucket, 1) - 32 for bucket in sizes]
-    left.plot(sizes, limits, "--", color="black", linewidth=1, label="paper's figure")
+    left.plot(sizes, limits, "--", color="black", linewidth=1, label="paper")
     left.set(
         xscale="log",
         yscale="log",

@@ -1,4 +1,4 @@
-"""QSGD (NeurIPS 2017): its variance-reduced variant QSVRG, and QSGD where updates come late."""
+"""QSGD (NeurIPS 2017): its variance-reduced variant QSVRG, and QSGD with delayed updates."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CLAIM = (
 )
 METHOD = (
     "Logistic regression with an l2 penalty of {penalty}: is the digit on one of scikit-learn's 1,797 images even? The "
-    "model sees {features:,} random Fourier features; the loss's smoothness is {condition:.0f} times its strong "
+    "input is {features:,} random Fourier features; the smoothness of the loss is {condition:.0f} times its strong "
     "convexity. There are {workers} simulated workers. Every quantized vector goes through `horovod_quant.simulator`, "
     "with the l2 norm of all its elements, {levels} levels (√n is {root}), Elias gamma codes and independent rounding. "
     "*QSVRG* is as in the paper: each worker quantizes `∇f_j(x) - ∇f_j(y) + ∇f(y)` for a random image j; y is the mean "
-    "of the last epoch's iterates, and its gradient is sent in float32. Steps are 1/({divisor} L) for QSVRG and for "
-    "SVRG, which sends float32; they are 1/L for gradient descent, and fall as 1/t for SGD and QSGD. Bits are those "
-    "that a worker broadcasts. *Late updates*: a parameter server applies one worker's quantized gradient at a time, "
-    "taken at a random one of the iterates up to D updates old; D = 0 is synchronous. This is repeated with the "
+    "of the iterates in the last epoch, and its gradient is sent in float32. Step sizes are 1/({divisor} L) for QSVRG "
+    "and for SVRG, which sends float32; they are 1/L for gradient descent, and fall as 1/t for SGD and QSGD. Bits are "
+    "those that a worker broadcasts. *Late updates*: a parameter server applies the quantized gradient of one worker "
+    "at a time, at a random one of the iterates up to D updates old; D = 0 is synchronous. This is repeated with the "
     "sigmoid loss, which is not convex."
 )
 
@@ -42,10 +42,10 @@ PENALTY = 0.01
 WORKERS = 4
 QUANTIZED = "qsgd-6"
 LEVELS = 31
-STEP_DIVISOR = 2  # of QSVRG and SVRG: their steps are 1 / (2 L); with 3, 4 and 10 both are slower
-LENGTH_BITS = 64  # with which a payload tells its length: this package's, not in the paper's count
+STEP_DIVISOR = 2  # of QSVRG and SVRG: their step sizes are 1 / (2 L); with 3, 4 and 10 both are slower
+LENGTH_BITS = 64  # header with the length of a payload, which the paper does not count
 FLOAT_BITS = 32
-RATE = 0.9  # of the paper's theorem, an epoch
+RATE = 0.9  # per epoch, of the theorem in the paper
 METHODS = {
     "qsvrg": "QSVRG", "svrg": "SVRG, float32", "descent": "gradient descent, float32", "qsgd": "QSGD",
     "sgd": "SGD, float32",
@@ -54,7 +54,7 @@ COLORS = {"qsvrg": "#0072B2", "svrg": "black", "descent": "#D55E00", "qsgd": "#5
 LATE_COLORS = ("#009E73", "#E69F00", "#CC79A7", "#7F5FA8")
 SIGMOID = "sigmoid"
 LOSSES = {"logistic": "logistic loss", SIGMOID: "sigmoid loss"}
-POINTS = 40  # at which the late updates are looked at
+POINTS = 40  # at which delayed updates are evaluated
 SECTION = "QSGD, section on quantized variance-reduced SGD"
 ACCURACIES = (1e-2, 1e-4, 1e-6, 1e-8)
 DECIDING = 1e-6
@@ -88,7 +88,7 @@ METHOD = METHOD.format(
 
 
 class Problem(NamedTuple):
-    """Features float64[m, n] of norm 1 at most, and signs float64[m] of their classes."""
+    """Features float64[m, n] with norms up to 1, and signs float64[m] of their classes."""
 
     features: np.ndarray
     signs: np.ndarray
@@ -98,7 +98,7 @@ class Problem(NamedTuple):
         return 0.25 * float(np.square(self.features).sum(axis=1).max()) + PENALTY
 
     def slopes(self, x: np.ndarray, rows: Any, loss: str = "logistic") -> np.ndarray:
-        """Of the images' losses, by the products of their features and x."""
+        """Return the derivatives of the losses by the products of features and x."""
         signs = self.signs[rows]
         wrong = 1 / (1 + np.exp(signs * (self.features[rows] @ x)))
         return -signs * wrong * (1 if loss == "logistic" else 1 - wrong)
@@ -108,13 +108,16 @@ class Problem(NamedTuple):
         return slopes @ self.features / len(self.signs) + PENALTY * x
 
     def value(self, x: np.ndarray) -> float:
-        """Of the logistic loss."""
+        """Return the logistic loss."""
         margins = self.signs * (self.features @ x)
         return float(np.logaddexp(0, -margins).mean() + PENALTY / 2 * x @ x)
 
 
 def make_problem(features: int) -> Problem:
-    """Random Fourier features of a Gaussian kernel, of images scaled to norm 1; the same ones for every seed."""
+    """Make random Fourier features of a Gaussian kernel, identical for every seed.
+
+    Images are scaled to norm 1 before.
+    """
     digits = load_digits()
     images = digits.data / np.linalg.norm(digits.data, axis=1, keepdims=True)
     rng = np.random.default_rng(0)
@@ -124,7 +127,7 @@ def make_problem(features: int) -> Problem:
 
 
 def minimum(problem: Problem) -> float:
-    """Of the logistic loss, by Newton's method."""
+    """Return the minimum of the logistic loss, by Newton's method."""
     x = np.zeros(problem.features.shape[1])
     for _ in range(12):
         slopes = np.abs(problem.slopes(x, slice(None)))
@@ -135,7 +138,10 @@ def minimum(problem: Problem) -> float:
 
 
 class Exchange:
-    """Averages what the workers send, as it is or quantized, and counts the bits that one of them broadcasts."""
+    """Average over the workers, in float32 or quantized, with a count of bits.
+
+    Counts the bits that one worker broadcasts.
+    """
 
     def __init__(self, elements: int, quantized: bool, seed: int) -> None:
         self.bits = 0.0
@@ -154,7 +160,7 @@ class Exchange:
 
 
 def _scheme(elements: int, coding: str) -> Any:
-    """QSGD with the norm of all elements."""
+    """Return QSGD with the norm of all elements."""
     return common.scheme(QUANTIZED, bucket_size=elements, coding=coding, rounding="independent")
 
 
@@ -180,13 +186,13 @@ def study(settings: Settings) -> dict[str, Any]:
         "epoch_steps": settings.epoch_steps,
         "updates": _checkpoints(settings.updates),
         "start": problem.value(np.zeros(settings.features)) - lowest,
-        "runs": runs,  # of each method an entry a seed
-        "late": late,  # of each loss and delay an entry a seed
+        "runs": runs,  # one entry per method and seed
+        "late": late,  # one entry per loss, delay and seed
     }
 
 
 def _run(problem: Problem, method: str, settings: Settings, seed: int, lowest: float) -> dict[str, Any]:
-    """Distances from the minimum, bits sent and exchanges, after each epoch."""
+    """Return distance from the minimum, bits sent and reductions, after each epoch."""
     elements, reduced = problem.features.shape[1], method.endswith("svrg")
     exchange = Exchange(elements, method.startswith("q"), seed)
     epochs = _variance_reduced if reduced else _descent if method == "descent" else _plain
@@ -200,7 +206,7 @@ def _run(problem: Problem, method: str, settings: Settings, seed: int, lowest: f
 
 
 def _variance_reduced(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """SVRG and QSVRG: the new snapshot at the end of each epoch."""
+    """Iterate SVRG or QSVRG: the new snapshot at the end of each epoch."""
     rng, count = np.random.default_rng(seed), len(problem.signs)
     rate = 1 / (STEP_DIVISOR * problem.smoothness)
     snapshot = np.zeros(problem.features.shape[1])
@@ -219,7 +225,7 @@ def _variance_reduced(problem: Problem, exchange: Exchange, steps: int, seed: in
 
 
 def _plain(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """SGD and QSGD: the iterate after each epoch of as many steps."""
+    """Iterate SGD or QSGD: the iterate after each epoch."""
     rng, count = np.random.default_rng(seed), len(problem.signs)
     x, rates = np.zeros(problem.features.shape[1]), _falling(problem)
     while True:
@@ -231,7 +237,10 @@ def _plain(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Itera
 
 
 def _descent(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Gradient descent: the iterate after each tenth of an epoch's steps, since each of its steps sees all images."""
+    """Iterate gradient descent: the iterate after a tenth of the steps of an epoch.
+
+    Each of its steps uses all images.
+    """
     x = np.zeros(problem.features.shape[1])
     while True:
         for _ in range(steps // 10):
@@ -240,7 +249,7 @@ def _descent(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Ite
 
 
 def _falling(problem: Problem) -> Iterator[float]:
-    """Steps from 1 / (2 L) on, which fall as 2 / (PENALTY t)."""
+    """Iterate over step sizes from 1 / (2 L), falling as 2 / (PENALTY t)."""
     first = 1 / (2 * problem.smoothness)
     return (first / (1 + first * PENALTY * step / 2) for step in itertools.count())
 
@@ -252,7 +261,11 @@ def _checkpoints(updates: int) -> list[int]:
 def _late(
     problem: Problem, loss: str, delay: int, settings: Settings, seed: int, lowest: float
 ) -> list[float]:
-    """With updates up to ``delay`` old: distances from the minimum, or squared gradients of the sigmoid loss."""
+    """Run QSGD with updates up to ``delay`` old.
+
+    Returns:
+        Distances from the minimum; squared gradients for the sigmoid loss.
+    """
     rng, count, size = np.random.default_rng(seed), len(problem.signs), delay + 1
     scheme, rates = _scheme(settings.features, "fixed"), _falling(problem)
     checkpoints = set(_checkpoints(settings.updates))
@@ -279,9 +292,9 @@ def _power(value: float) -> str:
 
 
 def reached_at(run: dict[str, Any], accuracy: float, unit: str = "epochs") -> float | None:
-    """Epochs, or bits, until the distance is that small: between two epochs on a straight line of its logarithm.
+    """Return the epochs, or bits, until a distance is reached; None if never.
 
-    None where it never is. The first epoch counts whole.
+    Interpolates its logarithm linearly between two epochs; the first epoch counts whole.
     """
     gaps, place = run["gaps"], range(1, len(run["gaps"]) + 1) if unit == "epochs" else run[unit]
     for i, gap in enumerate(gaps):
@@ -294,7 +307,7 @@ def reached_at(run: dict[str, Any], accuracy: float, unit: str = "epochs") -> fl
 
 
 def _mean_to(figures: dict[str, Any], method: str, accuracy: float, unit: str) -> float | None:
-    """Mean over the seeds; None where one never gets there."""
+    """Return the mean of `reached_at` over the seeds; None if one never arrives."""
     found = [reached_at(run, accuracy, unit) for run in figures["runs"][method]]
     return None if None in found else common.mean(found)  # type: ignore[arg-type]
 
@@ -321,10 +334,9 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             f"{SECTION}, its theorem",
         ),
         Verdict(
-            "QSVRG keeps the convergence of SVRG: it needs at most "
-            f"{MATCH} times as many epochs to every accuracy",
+            f"QSVRG keeps the convergence of SVRG: it needs at most {MATCH}× the epochs to every accuracy",
             bool(more) and max(more) <= MATCH,
-            ", ".join(f"{ratio:.2f} times to {_power(accuracy)}" for ratio, accuracy in zip(more, reached)),
+            ", ".join(f"{ratio:.2f}× to {_power(accuracy)}" for ratio, accuracy in zip(more, reached)),
             SECTION,
         ),
         Verdict(
@@ -352,7 +364,7 @@ def _fewer_bits(figures: dict[str, Any], other: str) -> Verdict:
             f"; QSVRG needs {ours / 1e6:.1f}" if ours else ""
         )
     else:
-        evidence = f"{theirs / ours:.1f} times fewer" if ours else "QSVRG does not get there"
+        evidence = f"{theirs / ours:.1f}× fewer" if ours else "QSVRG does not reach it"
     return Verdict(
         f"QSVRG gets within {_power(DECIDING)} of the minimum with fewer bits than {METHODS[other]}",
         ours is not None and (theirs is None or ours < theirs),
@@ -362,7 +374,7 @@ def _fewer_bits(figures: dict[str, Any], other: str) -> Verdict:
 
 
 def _ends(figures: dict[str, Any], loss: str, delay: str) -> list[float]:
-    """For each seed the mean over the last quarter of the updates."""
+    """Return the mean over the last quarter of the updates, per seed."""
     return common.final_losses(figures["late"][loss][delay])
 
 
@@ -373,10 +385,10 @@ def _late_verdict(figures: dict[str, Any], loss: str) -> Verdict:
         for delay in late
     }
     what = "squared gradient" if loss == SIGMOID else "distance from the minimum"
-    shown = "; ".join(f"{ratio:.2f} times with D = {delay}" for delay, ratio in ratios.items())
+    shown = "; ".join(f"{ratio:.2f}× with D = {delay}" for delay, ratio in ratios.items())
     return Verdict(
-        f"QSGD converges with bounded delays as without ({LOSSES[loss]}): after as many updates the {what} is at most "
-        f"{MATCH} times as large",
+        f"QSGD converges with bounded delays as without ({LOSSES[loss]}): after the same number of updates the {what} "
+        f"is at most {MATCH}× that without delays",
         max(ratios.values()) <= MATCH,
         shown,
         "QSGD, abstract: “under asynchrony”",
@@ -385,9 +397,7 @@ def _late_verdict(figures: dict[str, Any], loss: str) -> Verdict:
 
 def in_short(figures: dict[str, Any]) -> str:
     ours, theirs = (_mean_to(figures, method, DECIDING, "bits") for method in ("qsvrg", "svrg"))
-    ratio = (
-        f"{theirs / ours:.1f} times fewer bits than SVRG" if ours and theirs else "no fewer bits than SVRG"
-    )
+    ratio = f"{theirs / ours:.1f}× fewer bits than SVRG" if ours and theirs else "no fewer bits than SVRG"
     return f"QSVRG gets within {_power(DECIDING)} of a minimum with {ratio}."
 
 

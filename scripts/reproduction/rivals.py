@@ -1,7 +1,7 @@
-"""What others send one bit for, beside this package's methods: 1-bit Adam, EF-SignSGD and PowerSGD, at equal steps.
+"""1-bit Adam, EF-SignSGD and PowerSGD compared with this package, at equal steps.
 
-EF-SignSGD has a learning rate of its own, chosen on another seed: the parts ``"rate 0.03"`` and so on. A training takes
-one to two minutes on two cores, all of them 20.
+The learning rate of EF-SignSGD is tuned on another seed: the parts ``"rate 0.03"`` and so on. A training takes one to
+two minutes on two cores, all of them 20.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from reproduction.transformer import LIMIT, TrainedInParts, Training, plain
 TITLE = "Rivals: 1-bit Adam, EF-SignSGD and PowerSGD"
 SCALE = "119,000 parameters, 1,000 steps, 4 workers on 2 cores"
 CLAIM = (
-    "What others offer for slow networks sends as little, and ends at the loss of float32 after as many steps. This "
-    "package's methods, which keep the user's optimizer, are beside them."
+    "Other methods for slow networks send as little, and end at the float32 loss after the same number of steps. The "
+    "methods of this package, which keep the optimizer of the user, are shown for comparison."
 )
 METHOD = (
     "The transformer, text, steps and seeds of `scripts/reproduce transformer`, 4 real workers. *1-bit Adam*: float32 "
     "for 15% of the steps, then Adam's variance stays as it is, and momentum is averaged with one bit per element in "
-    "each direction; what rounding leaves out is added in the next step. Learning rate and betas are those of Adam. "
-    "*EF-SignSGD*: the same of whole steps of SGD with Nesterov's momentum; its learning rate is the best of {rates} "
+    "each direction; the rounding error is added in the next step. Learning rate and betas are those of Adam. "
+    "*EF-SignSGD*: the same for whole steps of SGD with Nesterov momentum; its learning rate is the best of {rates} "
     "for seed {seed}, which no other training has. Both are small implementations in the script, after the papers and "
-    "DeepSpeed; what would travel as bits travels as float32, and bytes are counted by formula. *PowerSGD*: PyTorch's "
-    "hook, rank 2, under DistributedDataParallel."
+    "DeepSpeed; bits are sent as float32, and bytes are counted by formula. *PowerSGD*: PyTorch's hook, rank 2, under "
+    "DistributedDataParallel."
 )
 
 WORKER = Path(__file__).with_name("rivals_worker.py")
@@ -37,7 +37,7 @@ ADAM = Training("onebit-adam", "none", "1-bit Adam", ("--rule=onebit-adam",), sh
 SIGNS = Training("ef-signsgd", "none", "EF-SignSGD", ("--rule=ef-signsgd",), shade="#CC79A7")
 OWN = (ADAM, SIGNS)
 ELSEWHERE = {"none": "transformer", "eden-3": "eden", "powersgd-2": "eden", "binsgdm": "transformer"}
-"""Trained for another section, by that section's name for it."""
+"""Trainings of other sections: the claim by the key of the training."""
 
 TRAININGS = (
     plain("none"),
@@ -63,7 +63,7 @@ SIZES = {
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here: it can be everywhere."""
+    """Return None: the claim can be tested on any machine."""
     return None
 
 
@@ -85,7 +85,7 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
 
 
 def _tuned(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, float]:
-    """EF-SignSGD's validation loss with each learning rate that has been tried."""
+    """Return the validation loss of EF-SignSGD for each learning rate tried so far."""
     losses = {}
     for rate in RATES:
         job = _job(settings, SIGNS, rate)
@@ -103,7 +103,7 @@ def _trained(
     run: bool,
     before: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
-    """Its trainings; what there was before as long as EF-SignSGD's rate is not chosen."""
+    """Return the trainings of a method; earlier ones until its rate is tuned."""
     rate = None
     if each is SIGNS:
         if len(tuned) < len(RATES):
@@ -123,7 +123,7 @@ def _from_elsewhere(key: str) -> dict[str, Any] | None:
     return result["figures"]["trainings"].get(key) if result else None
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
@@ -133,7 +133,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if transformer.whole(figures, ADAM.key):
         found.append(
             Verdict(
-                "1-bit Adam ends within 1% of Adam's loss after as many steps",
+                "1-bit Adam ends within 1% of Adam's loss after the same number of steps",
                 transformer.loss_ratio(figures, ADAM.key) <= LIMIT,
                 transformer.difference(figures, ADAM.key),
                 "1-bit Adam, abstract: “the same convergence speed as uncompressed Adam”",
@@ -160,7 +160,7 @@ def tables(figures: dict[str, Any]) -> str:
     parts = [transformer.parts_table(figures, TRAININGS)]
     if figures["tuned"]:
         tried = "; ".join(f"{rate}: {loss:.4f}" for rate, loss in figures["tuned"].items())
-        parts.append(f"EF-SignSGD's losses by learning rate, seed {TUNING_SEED}: {tried}.")
+        parts.append(f"Losses of EF-SignSGD by learning rate, seed {TUNING_SEED}: {tried}.")
     return "\n\n".join(parts)
 
 

@@ -1,11 +1,10 @@
-"""Trains the transformer of examples/ with one-bit rules of others, which the package does not offer. Run by `rivals`.
+"""Train with 1-bit Adam or EF-SignSGD, which the package lacks. Run by `rivals`.
 
     horovodrun -np 4 python rivals_worker.py --rule onebit-adam
     horovodrun -np 4 python rivals_worker.py --rule ef-signsgd --lr 0.03
 
-The other options are those of examples/torch_char_transformer.py; so are model, text, and everything else. The workers
-are real, and what each of them would send as bits travels as float32: losses are the rule's, times are not, and bytes
-are counted by formula.
+Other options, model, text and steps are those of examples/torch_char_transformer.py. Workers are real, and send bits as
+float32: losses are those of the rule, times are not, and bytes are counted by formula.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from eden_worker import example, load_text, training
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 WARM_UP = 0.15
-"""Of 1-bit Adam's steps, those with float32: some 15% of BERT's are what DeepSpeed's tutorial advises."""
+"""Share of float32 steps in 1-bit Adam: the tutorial of DeepSpeed advises about 15% for BERT."""
 
 
 class SignAverage:
-    """The average of the workers' vectors, of which one bit per element travels in each direction.
+    """Average of vectors over the workers with one bit per element in each direction.
 
-    A worker sends signs and one scale per vector, and adds what they leave out to its next vectors. Each worker serves
-    a part of every vector: it averages what it gets, rounds it in the same way, with an error of its own, and sends it
-    to all.
+    A worker sends signs and one scale per vector, and adds the rounding error to its next vectors. Each worker reduces
+    a shard of every vector: it averages the vectors that it receives, rounds the average with signs, a scale and an
+    error feedback of its own, and sends it to all.
 
     Args:
-        norm: of which the scale is the mean: 1 for mean magnitudes, 2 for root mean squares.
+        norm: of the scale: 1 for the mean magnitude, 2 for the root mean square.
     """
 
     def __init__(self, norm: int) -> None:
@@ -48,17 +47,17 @@ class SignAverage:
             self._left_out, self._left_out_by_servers = (
                 [torch.zeros_like(vector) for vector in vectors] for _ in range(2)
             )
-        wanted = _sums(vectors, self._left_out)
-        sent = [self._rounded(each) for each in wanted]
-        self._left_out = [own - arrived for own, arrived in zip(wanted, sent)]
-        wanted = _sums(averages(sent), self._left_out_by_servers)
-        # What a server does depends on nothing that the others do not have here: each computes all parts.
-        answered = [
+        exact = _sums(vectors, self._left_out)
+        sent = [self._rounded(each) for each in exact]
+        self._left_out = [own - arrived for own, arrived in zip(exact, sent)]
+        exact = _sums(averages(sent), self._left_out_by_servers)
+        # All workers have the inputs of every reducer here: each computes all shards.
+        gathered = [
             torch.cat([self._rounded(part) for part in torch.tensor_split(each, hvd.size())])
-            for each in wanted
+            for each in exact
         ]
-        self._left_out_by_servers = [own - arrived for own, arrived in zip(wanted, answered)]
-        return answered
+        self._left_out_by_servers = [own - arrived for own, arrived in zip(exact, gathered)]
+        return gathered
 
     def _rounded(self, vector: torch.Tensor) -> torch.Tensor:
         if not vector.numel():
@@ -72,13 +71,13 @@ def _sums(vectors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> li
 
 
 def averages(vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Over the workers, in float32."""
+    """Return the averages over the workers, in float32."""
     sizes = [vector.numel() for vector in vectors]
     return list(hvd.allreduce(torch.cat(list(vectors)), name="vectors").split(sizes))
 
 
 class OneBitAdam(torch.optim.Optimizer):
-    """Adam whose variance stays as it is after a warm-up, and whose momentum is averaged with one bit per element.
+    """1-bit Adam: variance frozen after a warm-up, momentum averaged in one bit.
 
     Source: Tang et al., 1-bit Adam, ICML 2021, Algorithm 1, as DeepSpeed implements it: no correction of biases, and
     the scale is a root mean square.
@@ -118,10 +117,10 @@ class OneBitAdam(torch.optim.Optimizer):
 
 
 class EFSignSGD(torch.optim.Optimizer):
-    """Nesterov's momentum, whose steps are averaged with one bit per element and the feedback of what is left out.
+    """SGD with Nesterov momentum, averaged in one bit with error feedback.
 
-    Source: Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019, Algorithm 1; momentum, and errors of workers
-    and servers, as in Zheng et al., NeurIPS 2019, with a block per tensor.
+    Source: Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019, Algorithm 1; momentum, and error feedback of
+    workers and reducers, as in Zheng et al., NeurIPS 2019, with a block per tensor.
     """
 
     warm_up = 0
@@ -148,7 +147,9 @@ def _each(optimizer: torch.optim.Optimizer) -> Iterable[tuple[dict[str, Any], to
 
 
 def bytes_per_step(sizes: Iterable[int], workers: int, steps: int, warm_up: int) -> float:
-    """What a worker sends in the mean over all steps: bits and scales to the servers, and from its part to all.
+    """Return the mean bytes per step that a worker sends.
+
+    Counts bits and scales to the reducers, and those of its shard to all workers.
 
     Args:
         sizes: elements of each tensor.
@@ -165,7 +166,7 @@ RULES = ("onebit-adam", "ef-signsgd")
 
 
 def train(args: argparse.Namespace, rule: str, seed: int, data: Any) -> dict[str, Any]:
-    """As the example's; it differs in the optimizer alone."""
+    """Train as the example does, with another optimizer."""
     model = eden_worker.make_model(args, seed)
     optimizer: OneBitAdam | EFSignSGD
     if rule == "onebit-adam":

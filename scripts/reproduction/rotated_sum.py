@@ -1,4 +1,4 @@
-"""Global-QSGD with ``rotate=True``: error by the number of workers, and sums that left their fields."""
+"""Global-QSGD with ``rotate=True``: nmse and overflows by the number of workers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TITLE = "Global-QSGD with a rotation: room for the sum that occurs"
 SCALE = "up to 256 simulated workers, no training"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "This package's claim, not a paper's: after a rotation common to all workers, a field needs room only for the sum "
-    "that the gradients have, not for the largest that they could have. So integers can serve any number of workers. A "
-    "sum that leaves its field, in less than one bucket of a million, is found and exchanged again."
+    "This claim is not from a paper: after a rotation common to all workers, a field needs room only for the sum that "
+    "the gradients have, not for the largest possible one. So integers suit any number of workers. A sum that "
+    "overflows its field, in less than one bucket of a million, is detected and resent."
 )
 METHOD = (
-    "Simulated workers with `global-qsgd` and `global-qsgd-rotated` at the same number of bits, both with joint "
+    "Simulated workers with `global-qsgd` and `global-qsgd-rotated` at the same number of bits, both with correlated "
     "rounding. *Gaussian*: independent gradients. *Rows*: independent gradients whose rows have different scales, and "
     "0.1% of outliers. *Layer*: each worker has the gradient of its own 8 images, at the same weights of a "
     "convolutional network (its second layer). *A sixteenth alike*: of 16 buckets that share an estimate, one is the "
-    "same on all workers. The estimate misses that, so sums leave their fields. Errors are `||average - exact||² / "
+    "same on all workers. The estimate misses that, so sums overflow their fields. The nmse is `||average - exact||² / "
     "||exact||²`."
 )
 
@@ -37,9 +37,9 @@ PROVOKED = "a sixteenth alike"
 KINDS = ("gaussian", "rows", LAYER, PROVOKED)
 ORDINARY = KINDS[:3]
 METHODS = ("global-qsgd", "global-qsgd-rotated")
-GAIN = 10  # of the error, at least
+GAIN = 10  # minimum ratio of the two nmses
 MANY = 64
-FEW = 6  # more than a count of 1, as expected, can be by chance, but for once in 10,000 times
+FEW = 6  # a larger count with an expectation of 1 has a probability below 1 in 10,000
 
 
 class Settings(NamedTuple):
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
     elements: int
     bits: tuple[int, ...]
     seeds: tuple[int, ...]
-    counted: int  # buckets of two workers with the most bits, in thousands, among which those exchanged again count
+    counted: int  # thousands of buckets of two workers, with the most bits, in which overflows are counted
 
 
 SIZES = {
@@ -60,10 +60,10 @@ def study(settings: Settings) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for seed in common.progress(settings.seeds, "rotated-sum: seeds"):
         for kind in KINDS:
-            everybody = _gradients(kind, seed, max(settings.workers), settings.elements)
+            drawn = _gradients(kind, seed, max(settings.workers), settings.elements)
             for size in settings.workers:
                 for bits in settings.bits:
-                    found += [_exchange(method, bits, kind, everybody[:size], seed) for method in METHODS]
+                    found += [_exchange(method, bits, kind, drawn[:size], seed) for method in METHODS]
     return {
         "workers": list(settings.workers),
         "bits": list(settings.bits),
@@ -73,7 +73,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def _count(settings: Settings) -> dict[str, int]:
-    """Buckets, and how many left their fields: of two gradients under many names, each with signs of its own."""
+    """Count overflows of two gradients under many names, with different rotations."""
     scheme, size = common.scheme(f"{METHODS[1]}-{max(settings.bits)}"), 1024
     own = list(np.random.default_rng(0).standard_normal((2, size * TILE), np.float32))
     again = sum(
@@ -100,7 +100,7 @@ def _gradients(kind: str, seed: int, workers: int, elements: int) -> np.ndarray:
 
 
 def _exchange(method: str, bits: int, kind: str, own: np.ndarray, seed: int) -> dict[str, Any] | None:
-    """None where the bits do not hold the sum."""
+    """Simulate a reduction; return figures, or None if the sum does not fit."""
     scheme = common.scheme(f"{method}-{bits}")
     found = common.exchanged(scheme, own, seed)
     if found is None:
@@ -126,7 +126,7 @@ def _those(figures: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
 
 
 def _errors(figures: dict[str, Any], **wanted: Any) -> list[float]:
-    """One a seed; none where the bits do not hold the sum."""
+    """Return the nmse of each seed; empty if the sum does not fit."""
     return [each["error"] for each in _those(figures, **wanted)]
 
 
@@ -155,24 +155,24 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     )
     return [
         Verdict(
-            f"With {MANY} workers and {bits} bits the error is less than a tenth of that of the paper's scale",
+            f"With {MANY} workers and {bits} bits the nmse is less than a tenth of that with the scale of the paper",
             min(gains.values()) > GAIN,
-            ", ".join(f"{kind}: {gain:.0f} times less" for kind, gain in gains.items()),
+            ", ".join(f"{kind}: {gain:.0f}× smaller" for kind, gain in gains.items()),
         ),
         Verdict(
-            "For independent Gaussian gradients the error is within a quarter of the one that `advise` prints",
+            "For independent Gaussian gradients the nmse is within a quarter of the one that `advise` prints",
             abs(common.mean(ratios) - 1) < 0.25,
             f"{common.ratio(ratios)} times that, over all numbers of workers and bits",
         ),
         Verdict(
-            "Sums of ordinary gradients leave their fields in one bucket of a million at most, except by chance",
+            "Sums of ordinary gradients overflow their fields in one bucket of a million at most, except by chance",
             again <= FEW,
-            f"{again:,} of {buckets:,} buckets exchanged again",
+            f"{again:,} of {buckets:,} buckets resent",
         ),
         Verdict(
-            "Sums that are made to leave their fields are found, and leave no larger error",
+            "Provoked overflows are detected, and do not increase the nmse",
             provoked > 0 and worst < 1.25,
-            f"{provoked:,} of {of:,} buckets exchanged again; the error is at most {worst:.2f} times the usual",
+            f"{provoked:,} of {of:,} buckets resent; the nmse is at most {worst:.2f} times the usual",
         ),
     ]
 
@@ -183,9 +183,9 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def tables(figures: dict[str, Any]) -> str:
     header = [
         "workers, bits",
-        *(f"{kind}: paper's, rotated" for kind in KINDS),
+        *(f"{kind}: paper, rotated" for kind in KINDS),
         "predicted",
-        "exchanged again: ordinary, provoked",
+        "resent: ordinary, provoked",
     ]
     rows = []
     for bits in figures["bits"]:
@@ -203,8 +203,8 @@ def tables(figures: dict[str, Any]) -> str:
                 )
                 for provoked in (False, True)
             ]
-            told = f"{rotated_sum_error(bits, size):.2g}"
-            rows.append((f"{size}, {bits}", *cells, told, "; ".join(counted)))
+            predicted = f"{rotated_sum_error(bits, size):.2g}"
+            rows.append((f"{size}, {bits}", *cells, predicted, "; ".join(counted)))
     most = max(figures["bits"])
     sent = [
         common.mean([each["bytes"] for each in _those(figures, method=method, bits=most, kind="gaussian")])
@@ -212,11 +212,11 @@ def tables(figures: dict[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            "Squared errors, means of the seeds; *none* where the paper's scale leaves no level. The last column "
-            "counts the buckets that were exchanged again.",
+            "The nmse, mean of the seeds; *none* where the scale of the paper leaves no level. The last column counts "
+            "the resent buckets.",
             common.table(header, rows),
-            f"With {most} bits a worker sends {sent[0]:.2f} bytes per element with the paper's scale and {sent[1]:.2f} "
-            "with a rotation, on average over the numbers of workers.",
+            f"With {most} bits a worker sends {sent[0]:.2f} bytes per element with the scale of the paper and "
+            f"{sent[1]:.2f} with a rotation, on average over the numbers of workers.",
         ]
     )
 
@@ -239,8 +239,10 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 label=f"{common.title(method)}: {kind}",
             )
     axes.set_xlabel("workers")
-    axes.set_ylabel("squared error of the average")
+    axes.set_ylabel("nmse of the average")
     common.finish(figure, [axes], folder / "rotated-sum.png")
     return [
-        Plot("rotated-sum.png", f"Error with {bits} bits; that of the paper's scale where it leaves a level.")
+        Plot(
+            "rotated-sum.png", f"nmse with {bits} bits; with the scale of the paper where it leaves a level."
+        )
     ]

@@ -1,6 +1,6 @@
-"""Real runs under horovodrun, here and between the hosts of a lab. One that has ended is kept, and not repeated.
+"""Cached runs under horovodrun, on this machine and between hosts of a lab.
 
-So a study that is interrupted goes on where it was, and two studies can share a run. `forget` removes what is kept.
+So an interrupted study resumes, and two studies can share a run. `forget` clears the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ APART = (
     "emulated",
     "more-workers",
     "seconds",
-)  # the names of their runs begin so, and no other claim uses them
+)  # claims whose cached runs begin with their names, and are shared with no other claim
 CLAIMS = {
     *APART,
     "binsgdm",
@@ -41,20 +41,20 @@ CLAIMS = {
     "rivals",
     "transformer",
     "transformer-gpu",
-}  # whose runs are kept
+}  # claims whose runs are cached
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
-TIME_LIMIT = 3600  # seconds a launch, or a training: generous, since a loaded machine is no failure
+TIME_LIMIT = 3600  # seconds per launch, or per training: generous, since a loaded machine is no failure
 
 
 class RunFailed(Exception):
-    """A launch did not end well; the message has what it printed last."""
+    """A launch failed; the message has the end of its output."""
 
 
-# ---- what is kept ------------------------------------------------------------------------------------------------
+# ---- cached runs -------------------------------------------------------------------------------------------------
 
 
 def key(settings: Any, programs: Sequence[Path]) -> str:
-    """The same for the same settings of the same programs."""
+    """Return a cache key of settings and programs."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for program in programs:
         digest.update(program.read_bytes())
@@ -62,7 +62,7 @@ def key(settings: Any, programs: Sequence[Path]) -> str:
 
 
 def kept(name: str) -> Any:
-    """What `keep` has written under that name, or None."""
+    """Return the result that `keep` wrote under a name, or None."""
     path = KEPT / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -75,13 +75,13 @@ def keep(name: str, result: Any) -> None:
 
 
 def keep_in(folder: Path) -> None:
-    """Keeps runs there from now on."""
+    """Set the folder of cached runs."""
     global KEPT
     KEPT = folder
 
 
 def forget(claim: str) -> None:
-    """Removes what a claim has kept, with all that others share with it."""
+    """Remove the cached runs of a claim, shared ones included."""
     for path in KEPT.glob("*"):
         owner = next((each for each in APART if path.name.startswith(f"{each}-")), None)
         if owner == (claim if claim in APART else None):
@@ -92,12 +92,13 @@ def forget(claim: str) -> None:
 
 
 class Job(NamedTuple):
-    """What is trained, but for the seed.
+    """Settings of a training, except for the seed.
 
     Attributes:
-        script, imported: file names in examples/, or whole paths: of the script, and of what else it runs.
+        script, imported: file names in examples/, or whole paths: of the script, and of the modules it imports.
         method: a name of `horovod_quant.frontends.methods`.
-        options: further ones of the script.
+        options: further options of the script.
+        workers: their number.
     """
 
     script: str
@@ -116,7 +117,7 @@ class Job(NamedTuple):
 
 
 def trainings(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Trains once with each seed; returns the script's figures of them."""
+    """Train once with each seed; return the figures of the script."""
     missing = [seed for seed in seeds if kept(job.kept_as(seed)) is None]
     if missing:
         with tempfile.TemporaryDirectory() as folder:
@@ -125,26 +126,26 @@ def trainings(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
             command += ["--quiet", "--seed", *map(str, missing), "--json", str(file)]
             try:
                 horovodrun(command, job.workers, TIME_LIMIT * len(missing))
-            finally:  # those that have ended before a failure, or before somebody has stopped this
+            finally:  # keep those that ended before a failure or an interrupt
                 for run in json.loads(file.read_text())["runs"] if file.exists() else ():
                     keep(job.kept_as(run["seed"]), run)
     return [kept(job.kept_as(seed)) for seed in seeds]
 
 
 def kept_trainings(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """What is kept of `trainings`, up to the first seed that is missing."""
+    """Return the cached `trainings`, up to the first missing seed."""
     return list(itertools.takewhile(bool, (kept(job.kept_as(seed)) for seed in seeds)))
 
 
 def once(name: str, compute: Callable[[], Any]) -> Any:
-    """What is kept under that name; where nothing is, it is computed, and kept."""
+    """Return the cached result of a name; compute and cache it first if missing."""
     if kept(name) is None:
         keep(name, compute())
     return kept(name)
 
 
 def method_options(name: str) -> list[str]:
-    """The options by which the examples know a method."""
+    """Return the options of the examples for a method."""
     method = methods.parse(name, version=1, workers=4)
     if method.class_name is None:
         return ["--compression", name]
@@ -156,19 +157,22 @@ def method_options(name: str) -> list[str]:
 
 
 def present_name(name: str, workers: int) -> str:
-    """How the commands of today call a method that the results have by its name of version 0.1.0."""
+    """Return the current name of a method, from its name of version 0.1.0."""
     return methods.parse(name, version=1, workers=workers).name
 
 
 def import_example(module: str) -> Any:
-    """A module of examples/, which is no package."""
+    """Import a module of examples/, which is no package."""
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
     return importlib.import_module(module)
 
 
 def horovodrun(command: Sequence[str], workers: int, limit: float) -> None:
-    """Runs a program on this machine, over Gloo, for so many seconds at most.
+    """Run a program on this machine, over Gloo.
+
+    Args:
+        limit: maximum seconds.
 
     Raises:
         RunFailed: it ended with an error.
@@ -181,7 +185,7 @@ def horovodrun(command: Sequence[str], workers: int, limit: float) -> None:
 
 
 def why_no_lab() -> str | None:
-    """Why there can be no lab here, or None."""
+    """Return the reason why no lab can run here, or None."""
     check = subprocess.run(
         [ROOT / "scripts" / "lab", "check"], env={**os.environ, **LAB}, capture_output=True, text=True
     )
@@ -189,7 +193,7 @@ def why_no_lab() -> str | None:
 
 
 class Lab:
-    """A running lab."""
+    """Handle of a running lab."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -198,7 +202,7 @@ class Lab:
         launch([str(ROOT / "scripts" / "lab"), "rate", rate], LAB)
 
     def horovodrun(self, command: Sequence[str], per_host: int, variables: dict[str, str]) -> None:
-        """Runs a program on every host, over Gloo.
+        """Run a program on every host, over Gloo.
 
         Args:
             per_host: workers on each host.
@@ -218,7 +222,7 @@ class Lab:
 
 @contextmanager
 def lab(hosts: int, rate: str) -> Iterator[Lab]:
-    """A lab, for as long as the context lasts."""
+    """Start a lab; stop it when the context ends."""
     script = str(ROOT / "scripts" / "lab")
     try:
         launch([script, "up", str(hosts), rate], LAB)
@@ -233,7 +237,7 @@ def lab(hosts: int, rate: str) -> Iterator[Lab]:
 def launch(
     command: Sequence[str], variables: dict[str, str] | None = None, limit: float = TIME_LIMIT
 ) -> None:
-    """Runs a command; ends all that it has started when time is up, or when this is interrupted.
+    """Run a command; kill its processes at the time limit or an interrupt.
 
     Raises:
         RunFailed: it ended with an error, or not in time.
@@ -260,7 +264,10 @@ def launch(
 
 
 def last_lines(lines: Sequence[str]) -> list[str]:
-    """The workers' last lines, and few of horovodrun's, whose traceback says only that a worker failed."""
+    """Return the last lines of the workers, and few of horovodrun.
+
+    The traceback of horovodrun states only that a worker failed.
+    """
     workers = [line for line in lines if re.match(r"\[[\d,]+\]<std(out|err)>", line)]
     launcher = [line for line in lines if line not in workers]
     return workers[-20:] + launcher[-3 if workers else -20 :]

@@ -1,10 +1,10 @@
-"""Seconds to float32's loss: whole trainings of the transformer between the hosts of a lab.
+"""Seconds to the float32 loss: whole trainings between the hosts of a lab.
 
-On paper: of its 118,656 parameters a worker sends 1.5 times 4 bytes in a ring, 57 ms at 100 Mbit/s, and four workers on
-two cores compute 50 to 60 ms. So float32 takes 2 minutes, what is compressed one, and all trainings at both rates half
-an hour, launches included.
+Estimates: for each of its 118,656 parameters a worker sends 1.5 times 4 bytes in a ring, 57 ms at 100 Mbit/s, and four
+workers on two cores compute for 50 to 60 ms. So float32 takes 2 minutes, compressed trainings one, and all trainings at
+both rates half an hour, launches included.
 
-As soon as `bytes_count` has a verdict, it takes this section's place on the page.
+Once `bytes_count` has a verdict, it replaces this section of the page.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ TITLE = "A transformer: seconds to the float32 loss"
 SCALE = "119,000 parameters, 1,000 steps, one training each, 4 hosts on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "Where links are slow, trainings with the recommended settings come within 1% of the loss with which float32 ends "
-    "in less time than float32 does, and EDEN with 3 bits in less time than PowerSGD."
+    "On slow links, trainings with the recommended settings come within 1% of the final float32 loss in less time than "
+    "float32, and EDEN with 3 bits in less time than PowerSGD."
 )
 METHOD = (
     "The trainings of `scripts/reproduce transformer` (the same transformer, text, learning rates and seed 0), one "
     "with each method, one after the other, with a worker on each of 4 hosts of `scripts/lab`, over Gloo. Each takes "
-    "all its steps, since the learning rate falls to 0 with them and losses are low only near the end; BinSGDM's are "
-    "twice as many, as recommended. The clock runs during the steps alone: neither launch nor validation count. A "
-    "loss is the mean of the training losses of all workers over 100 steps. Float32's final loss is that of its last "
-    "100 steps, at the same rate, and a training reaches a loss at the first step where the mean over its last 100 "
-    "steps is at or below it. Trainings of equally many steps see the same text at the same step, so that their "
-    "losses go up and down together; still this is one training each, and batches that are a little easier move such "
-    "a step by tens."
+    "all its steps, since the learning rate falls to 0 with them and losses are low only near the end; BinSGDM takes "
+    "twice the steps, as recommended. Only the time of steps counts, not that of launch and validation. A loss is the "
+    "mean of the training losses of all workers over 100 steps. The final float32 loss is that of the last 100 steps, "
+    "at the same rate, and a training reaches a loss at the first step where the mean over its last 100 steps is at or "
+    "below it. Trainings of the same length see the same text at the same step, so that their losses go up and down "
+    "together; still this is one training each, and batches that are a little easier move such a step by tens."
 )
 
 WORKER = Path(__file__).with_name("seconds_worker.py")
@@ -49,7 +48,7 @@ IMPORTED = (str(eden.WORKER), transformer.SCRIPT, *transformer.IMPORTED)
 _OF_EDEN = {each.key: each for each in eden.TRAININGS}
 BINSGDM = Training("binsgdm", "binsgdm", transformer.LONGER.title, (), "-", True)  # options: the settings'
 
-# As the page has them. PowerSGD has another library's network code, whose failure would stop those after it.
+# In the order of the page. PowerSGD uses the network code of another library, whose failure would stop later ones.
 TRAININGS = (
     plain("none"),
     plain("fp16"),
@@ -65,30 +64,30 @@ TRAININGS = (
 SHOWN = ("none", "fp16", "nuqsgd-4", "global-qsgd-8", "eden-3", "binsgdm", "powersgd-2")  # in the plot
 
 LOCAL = "local"
-"""Instead of a rate: workers on this machine, without a lab."""
+"""In place of a rate: workers on this machine, without a lab."""
 
 RATES = ("100mbit", "1gbit", LOCAL)
 PARTS = tuple(f"{each.key}@{rate}" for rate in RATES for each in TRAININGS)
 
 WINDOW = 10
-"""Losses that are kept of which the mean is taken: 100 steps, since one is kept for 10."""
+"""Number of losses in a mean: 100 steps, since there is one loss for 10 steps."""
 
-# Gloo as PyTorch has it would otherwise look for the interface by the host's name.
+# PyTorch's Gloo would otherwise look up the interface by the name of the host.
 VARIABLES = {
     "GLOO_SOCKET_IFNAME": "eth0", "HOROVOD_GLOO_TIMEOUT_SECONDS": "300", "PYTHONPATH": str(running.ROOT),
 }  # fmt: skip
 
 
 class Settings(NamedTuple):
-    """What is trained.
+    """Settings of the trainings.
 
     Attributes:
         options: of the example.
-        longer: options of `BINSGDM`, besides.
-        workers: each on a host of its own, but for `LOCAL`.
-        rates: of the links, as scripts/lab takes them, or `LOCAL`; a training with every method at each.
-        every: steps from one loss and time that are kept to the next.
-        only: of `PARTS`, to be run instead of all methods at ``rates``.
+        longer: additional options of `BINSGDM`.
+        workers: one per host, except for `LOCAL`.
+        rates: of the links, as scripts/lab takes them, or `LOCAL`; each has a training with every method.
+        every: steps between recorded losses and times.
+        only: names from `PARTS` to run; None for all methods at ``rates``.
     """
 
     options: tuple[str, ...]
@@ -106,7 +105,7 @@ SIZES = {
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here, or None."""
+    """Return the reason why the claim cannot be tested here, or None."""
     return None if SIZES[size].rates == (LOCAL,) else running.why_no_lab()
 
 
@@ -146,9 +145,11 @@ def options(settings: Settings, each: Training) -> list[str]:
 
 
 def train(settings: Settings, each: Training, rate: str) -> dict[str, Any]:
-    """One training: the example's figures, and ``times``, the seconds until each step's end.
+    """Train once; return the figures of the example, and ``times``.
 
-    Its log, beside what is kept, can be watched.
+    ``times`` are the seconds until each step ends.
+
+    Writes a log to the folder of cached runs, to follow the training.
 
     Raises:
         running.RunFailed: a worker or the lab failed.
@@ -169,7 +170,7 @@ def train(settings: Settings, each: Training, rate: str) -> dict[str, Any]:
 
 
 def summary(run: dict[str, Any], every: int) -> dict[str, Any]:
-    """What is shown of a training: losses, each of so many steps, and the seconds until these ended."""
+    """Return the figures of a training, with losses averaged over ``every`` steps."""
     ends = range(every, len(run["losses"]) + 1, every)
     return {
         "losses": [round(common.mean(run["losses"][end - every : end]), 4) for end in ends],
@@ -179,18 +180,18 @@ def summary(run: dict[str, Any], every: int) -> dict[str, Any]:
     }
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 class Arrival(NamedTuple):
-    """When a training came to a loss."""
+    """Steps and seconds until a training reached a loss."""
 
     steps: int
     seconds: float
 
 
 def smoothed(training: dict[str, Any]) -> list[float]:
-    """Means of the last `WINDOW` losses, from the first time that there are so many."""
+    """Return the moving average of losses over `WINDOW` of them."""
     losses = training["losses"]
     window = min(WINDOW, len(losses))
     return [common.mean(losses[end - window : end]) for end in range(window, len(losses) + 1)]
@@ -199,7 +200,7 @@ def smoothed(training: dict[str, Any]) -> list[float]:
 def arrival(
     figures: dict[str, Any], rate: str, key: str, factor: float = transformer.LIMIT
 ) -> Arrival | None:
-    """When a training first had so many times float32's final loss; None if never."""
+    """Return when a training reached a multiple of the final float32 loss."""
     own = figures["rates"][rate]
     target = factor * smoothed(own["none"])[-1]
     means = smoothed(own[key])
@@ -211,7 +212,10 @@ def arrival(
 
 
 def times_as_fast(figures: dict[str, Any], rate: str, key: str, other: str = "none") -> float:
-    """How many times as long another takes to within 1% of float32's final loss; 0 if this one never gets there."""
+    """Return the speed-up over another training to within 1% of the final float32 loss.
+
+    0 if this training never reaches it, infinite if the other one does not.
+    """
     own, others = (arrival(figures, rate, each) for each in (key, other))
     return 0.0 if own is None else float("inf") if others is None else others.seconds / own.seconds
 
@@ -224,21 +228,20 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             ratios = {each.title: times_as_fast(figures, rate, each.key) for each in recommended}
             found.append(
                 Verdict(
-                    f"{rate_title(rate)}: each recommended setting gets within 1% of float32's final loss sooner than "
-                    "float32 does",
+                    f"{rate_title(rate)}: each recommended setting gets within 1% of the final float32 loss sooner "
+                    "than float32",
                     min(ratios.values()) > 1,
-                    "times as fast: "
-                    + ", ".join(f"{title} {told(ratio)}" for title, ratio in ratios.items()),
+                    "speed-ups: " + ", ".join(f"{title} {told(ratio)}" for title, ratio in ratios.items()),
                 )
             )
         if all(key in own for key in ("none", "eden-3", "powersgd-2")):
             ratio = times_as_fast(figures, rate, "eden-3", "powersgd-2")
             found.append(
                 Verdict(
-                    f"{rate_title(rate)}: EDEN, 3 bits, gets within 1% of float32's final loss sooner than PowerSGD, "
-                    "rank 2, does",
+                    f"{rate_title(rate)}: EDEN, 3 bits, gets within 1% of the final float32 loss sooner than PowerSGD, "
+                    "rank 2",
                     ratio > 1,
-                    f"times as fast: {told(ratio)}",
+                    f"speed-up: {told(ratio)}",
                 )
             )
     return found
@@ -251,12 +254,12 @@ def in_short(figures: dict[str, Any]) -> str:
         if "none" in own:
             near = {each.title: arrival(figures, rate, each.key) for each in chosen}
             ends = [f"{title} {f'{to.seconds:.0f} s' if to else 'never'}" for title, to in near.items()]
-            parts.append(f"{rate_title(rate)}, to within 1% of float32's final loss: {'; '.join(ends)}.")
+            parts.append(f"{rate_title(rate)}, to within 1% of the final float32 loss: {'; '.join(ends)}.")
     return " ".join(parts)
 
 
 def told(ratio: float) -> str:
-    return {0.0: "never reached", float("inf"): "the other never gets there"}.get(ratio, f"{ratio:.2f}")
+    return {0.0: "never reached", float("inf"): "PowerSGD never gets there"}.get(ratio, f"{ratio:.2f}")
 
 
 def rate_title(rate: str) -> str:
@@ -269,7 +272,7 @@ def step_seconds(figures: dict[str, Any], rate: str, key: str) -> float:
 
 
 def network_seconds(figures: dict[str, Any], rate: str, key: str) -> float:
-    """What the bytes of a step take on a link, if it is never idle; 0 without a lab."""
+    """Return the transfer time of a step's bytes; 0 without a lab."""
     sent = figures["rates"][rate][key]["bytes_per_step"]
     return 0.0 if rate == LOCAL else sent / parse_rate(rate)
 
@@ -289,12 +292,13 @@ def introduction(figures: dict[str, Any]) -> str:
     minutes = sum(own["seconds"][-1] for own in trainings) / 60
     return (
         f"**{figures['workers']} workers share {figures['cores']} cores of one machine, and their links are "
-        "emulated**: computing and compressing take longer than on as many machines, and messages of up to some tens "
-        "of KB pass faster than the links' rate says ([docs/lab.md](../lab.md)), which favours few bytes. Horovod's "
-        "own waiting is busy and takes the cores from workers that compute, which workers with their own cores would "
-        "not feel; while this package waits, it sleeps. That may be why float32 and float16 are slow here. *At the "
-        "rate* is what a step's bytes need on a link that is never idle. PowerSGD's bytes are those of a step after "
-        f"the first tenth. {len(trainings)} trainings, {minutes:.0f} minutes without launches and validation."
+        f"emulated**: compute and compression take longer than on {figures['workers']} machines, and messages of up to "
+        "some tens of KB pass faster than the rate of the links allows ([docs/lab.md](../lab.md)), which favours few "
+        "bytes. Horovod waits in a busy loop and takes the cores from workers that compute, which would not affect "
+        "workers with cores of their own; this package sleeps while it waits. That may be why float32 and float16 are "
+        "slow here. *At the rate* is the time of the bytes of a step on a link that is never idle. PowerSGD's bytes "
+        "are those of a step after the first tenth. "
+        f"{len(trainings)} trainings, {minutes:.0f} minutes without launches and validation."
     )
 
 
@@ -303,14 +307,14 @@ def ratio_of_computing(figures: dict[str, Any], rate: str) -> list[str]:
         return []
     step, network = (of(figures, rate, "none") for of in (step_seconds, network_seconds))
     return [
-        f"Of the {1e3 * step:.0f} ms of a step with float32 the links need {1e3 * network:.0f}; the rest, computing "
-        f"and what Horovod does, is {step / network - 1:.1f} times as much."
+        f"Of the {1e3 * step:.0f} ms of a step with float32 the links need {1e3 * network:.0f}; the rest, compute and "
+        f"the work of Horovod, takes {step / network - 1:.1f}× that time."
     ]
 
 
 def table(figures: dict[str, Any], rate: str) -> str:
     header = ["", "MB sent per step", "ms per step", "at the rate, ms"]
-    header += ["final loss to float32's", "steps to 1%", "s to 1%", "times as fast", "s to float32's own"]
+    header += ["final loss to float32", "steps to 1%", "s to 1%", "speed-up", "s to the float32 loss"]
     rows = []
     for each in TRAININGS:
         own = figures["rates"][rate].get(each.key)
@@ -330,7 +334,7 @@ def table(figures: dict[str, Any], rate: str) -> str:
 
 
 def compared(figures: dict[str, Any], rate: str, key: str) -> list[str]:
-    """The columns for which float32 has to be there."""
+    """Return the columns that need a training with float32."""
     own = figures["rates"][rate]
     if "none" not in own:
         return [""] * 5
@@ -352,8 +356,8 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     for rate, own in figures["rates"].items():
         if "none" in own:
             caption = (
-                f"{rate_title(rate)}: training loss, mean of 100 steps. Circles: 1% above the loss with which float32 "
-                "ends (dashed)."
+                f"{rate_title(rate)}: training loss, mean of 100 steps. Circles: 1% above the final float32 loss "
+                "(dashed)."
             )
             plots.append(Plot(f"seconds-{rate}.png", caption))
             draw_rate(figures, rate, folder / plots[-1].file)
@@ -361,7 +365,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
 
 
 def draw_rate(figures: dict[str, Any], rate: str, path: Path) -> None:
-    """Losses against seconds, each curve named where it reaches float32's loss, or ends."""
+    """Draw losses against seconds; label curves where they arrive or end."""
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     own = figures["rates"][rate]
     target = transformer.LIMIT * smoothed(own["none"])[-1]
@@ -385,7 +389,7 @@ def draw_rate(figures: dict[str, Any], rate: str, path: Path) -> None:
 
 
 class End(NamedTuple):
-    """Of a curve."""
+    """Labelled end of a curve."""
 
     x: float
     y: float
@@ -393,15 +397,15 @@ class End(NamedTuple):
     color: str
 
 
-LETTER, ROW = 0.0095, 0.06  # of the plot's, of a letter and of a name
+LETTER, ROW = 0.0095, 0.06  # width of a letter and height of a label, relative to the plot
 
 
 def name_ends(axes: Any, ends: Sequence[End], low: float, high: float) -> None:
-    """Writes names to the right of and below their points, where no other name's line comes through.
+    """Write labels to the right of and below their points, without crossing lines.
 
     Args:
         ends: from left to right.
-        low, high: what else is shown; room is made below.
+        low, high: range of the curves; the labels extend it below.
     """
     width = axes.get_xlim()[1]
     rows: dict[End, int] = {}

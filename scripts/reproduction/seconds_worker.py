@@ -1,9 +1,9 @@
-"""Trains as `eden_worker` does, also between hosts, and notes when each step ended. Run by `seconds`, under horovodrun.
+"""Train as `eden_worker` does, also between hosts, and record step times.
 
     horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python seconds_worker.py --lines FILE --compression eden
 
-FILE gets a line of JSON every `--every` steps, for those who watch: step, seconds, and worker 0's loss. The other
-options are those of eden_worker.py. The clock runs while the steps do, and stands still before and after.
+A line of JSON with step, seconds and the loss of worker 0 goes to FILE every `--every` steps. Other options are those
+of eden_worker.py. Only the time of the steps counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eden_worker import training
 
 
 class Timed(training.Record):
-    """A record of a training that also has the seconds from its beginning to the end of each step."""
+    """Record of a training with the seconds until the end of each step."""
 
     lines: Path
     every: int
@@ -53,7 +53,7 @@ connect_one_host = eden_worker.connect
 
 
 def connect() -> None:
-    """Makes PyTorch's process group of the workers, on whatever hosts they are."""
+    """Create PyTorch's process group of the workers, on any hosts."""
     if hvd.local_size() == hvd.size():
         connect_one_host()
         return
@@ -68,7 +68,7 @@ def connect() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # horovodrun takes an option that begins one of its own, such as --log, for that one.
+    # horovodrun would take a prefix of its own options, such as --log, for that option.
     parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--every", type=int, default=10)
     own, sys.argv[1:] = parser.parse_known_args()

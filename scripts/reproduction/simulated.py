@@ -1,8 +1,8 @@
-"""Trainings of the transformer of examples/ with all workers inside one process: losses without a network.
+"""Trainings of the transformer with all workers in one process.
 
-Gradients are averaged by the simulator's arithmetic, which has the bits of real workers; each worker draws the text
-that it would draw under Horovod. Of float16 and bfloat16 the sums go through the workers in the order of their ranks,
-where a ring begins each share elsewhere.
+The arithmetic of the simulator averages gradients, bit-identical to real workers; each worker samples the text that it
+would sample under Horovod. Sums in float16 and bfloat16 add the workers in the order of their ranks; a ring starts each
+shard at another rank.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 from reproduction import common, running
 
 NARROW = {"fp16": torch.float16, "ddp-fp16": torch.float16, "ddp-bf16": torch.bfloat16}
-"""What is summed with so many bits. DDP's hooks divide before they sum, Horovod after."""
+"""Methods that sum in 16 bits. DDP's hooks divide before they sum, Horovod after."""
 
 PROGRAMS = (
     Path(__file__),
     *(running.EXAMPLES / name for name in ("torch_char_transformer.py", "python_text.py")),
 )
-BETA = 0.9  # of BinSGDM's optimizer, as in the example
+BETA = 0.9  # of the BinSGDM optimizer, as in the example
 
 
 class Job(NamedTuple):
-    """What is trained, but for the seed.
+    """Settings of a training, except for the seed.
 
     Attributes:
-        claim: whose it is.
+        claim: that the training belongs to.
         method: a name of `horovod_quant.frontends.methods`, or of `NARROW`.
-        workers, batch: workers, and sequences that they share in a step.
-        model: arguments of the example's transformer.
-        steps, lr: how many, and the learning rate after the warm-up.
+        workers, batch: number of workers, and of sequences that they share in a step.
+        model: arguments of the transformer of the example.
+        steps, lr: number of steps, and learning rate after the warm-up.
     """
 
     claim: str
@@ -60,7 +60,12 @@ class Job(NamedTuple):
 
 
 def trainings(wanted: Iterable[tuple[Job, int]], processes: int | None = None) -> None:
-    """Trains each job with its seed unless that is kept, as many at a time as there are cores, and keeps each."""
+    """Train each job with its seed unless cached; cache each.
+
+    Args:
+        wanted: jobs and seeds.
+        processes: trainings at a time; None for the number of cores.
+    """
     missing = {job.kept_as(seed): (job, seed) for job, seed in wanted}
     missing = {name: each for name, each in missing.items() if running.kept(name) is None}
     processes = min(len(missing), processes or len(os.sched_getaffinity(0)))
@@ -75,12 +80,16 @@ def trainings(wanted: Iterable[tuple[Job, int]], processes: int | None = None) -
 
 
 def kept(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Those trainings of a job that are kept, in the order of the seeds."""
+    """Return the cached trainings of a job, in the order of the seeds."""
     return [run for run in (running.kept(job.kept_as(seed)) for seed in seeds) if run is not None]
 
 
 def train(job: Job, seed: int) -> dict[str, Any]:
-    """One training: its ``losses``, the workers' means, ``validation_loss`` and ``bytes_per_step`` of a worker."""
+    """Train once.
+
+    Returns:
+        ``losses``, means over the workers, ``validation_loss``, and ``bytes_per_step`` of a worker.
+    """
     example = running.import_example("torch_char_transformer")
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -95,7 +104,7 @@ def train(job: Job, seed: int) -> dict[str, Any]:
         optimizer = hvq.optim.BinSGDM(model.parameters(), lr=job.lr, beta=BETA, seed=seed)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=job.lr, betas=(0.9, 0.98))
-    # As `hvd.broadcast_optimizer_state` does, by which Adam's corrections of its means begin with the second step.
+    # As `hvd.broadcast_optimizer_state` does, after which Adam's bias correction starts at the second step.
     for parameter in named.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -127,7 +136,7 @@ def train(job: Job, seed: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def validate(example: Any, model: Any, text: torch.Tensor, context: int) -> float:
-    """The example's, by one worker."""
+    """Validate as the example does, with one worker."""
     starts = torch.linspace(0, len(text) - context - 1, example.VALIDATION_SEQUENCES).long()
     losses = [
         float(model.loss(example.windows_at(text, part, context))) * len(part) for part in starts.split(16)
@@ -136,12 +145,12 @@ def validate(example: Any, model: Any, text: torch.Tensor, context: int) -> floa
 
 
 class Average:
-    """Averages all workers' gradients with one method.
+    """Average of the gradients of all workers with one method.
 
     Args:
         method: see `Job`.
         sizes: elements of each gradient, by name.
-        workers: how many there are.
+        workers: their number.
         seed: of the rounding.
     """
 
@@ -164,7 +173,7 @@ class Average:
         return BinaryState(*np.zeros((2, stop - start), np.float32), BETA)
 
     def __call__(self, everyone: Sequence[dict[str, np.ndarray]], step: int) -> dict[str, np.ndarray]:
-        """The averages of a step's gradients, by name."""
+        """Return the averages of the gradients of a step, by name."""
         found = {
             name: self._plain([own[name] for own in everyone])
             for name in everyone[0]

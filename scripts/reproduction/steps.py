@@ -1,4 +1,4 @@
-"""Whole training steps between the hosts of a lab: how long they take, and what crosses the links."""
+"""Whole training steps between the hosts of a lab: time and bytes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from reproduction import running
 WORKER = Path(__file__).with_name("steps_worker.py")
 MODEL = running.EXAMPLES / "torch_char_transformer.py"
 
-# Horovod remembers so many tensors, of all methods together.
+# Tensors that Horovod's response cache holds, of all methods together.
 VARIABLES = {"HOROVOD_CACHE_CAPACITY": "8192"}
 
 
 class Settings(NamedTuple):
-    """What is measured.
+    """Settings of a measurement.
 
     Attributes:
         hosts, per_host: hosts of the lab, and workers on each.
         rate: of the links, as scripts/lab takes it.
-        methods: names of `horovod_quant.frontends.methods`, or those of `steps_worker`.
-        model: arguments of the example's transformer.
-        sequences: that a worker computes a step with.
-        rounds, warm_up: measured and unmeasured ones; every method has a turn in each.
-        steps: of a turn.
+        methods: names of `horovod_quant.frontends.methods`, or of `steps_worker`.
+        model: arguments of the transformer of the example.
+        sequences: per worker and step.
+        rounds, warm_up: number of measured and unmeasured rounds, each with a trial of every method.
+        steps: per trial.
         min_elements: smaller gradients are not compressed.
-        cycle_time: milliseconds from one of Horovod's rounds of negotiation to the next; its default where None.
+        cycle_time: HOROVOD_CYCLE_TIME in milliseconds; None for its default.
     """
 
     hosts: int
@@ -47,12 +47,12 @@ class Settings(NamedTuple):
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """Trains with all methods in turns, in one run.
+    """Train with all methods in rounds, in one run.
 
     Returns:
-        ``elements`` of the model, ``workers``, and ``results`` by method: ``seconds`` a step of the slowest worker, one
-        for each round; ``link_bytes`` a step that left a host by its link (mean of the hosts), likewise; ``sent_bytes``
-        a step that a worker sent, as counted by the package, or by the formula of a ring.
+        ``elements`` of the model, ``workers``, and ``results`` by method: ``seconds`` per step of the slowest worker,
+        one value per round; ``link_bytes`` per step that left a host by its link (mean of the hosts), likewise;
+        ``sent_bytes`` per step and worker, as counted by the package, or by the formula of a ring.
 
     Raises:
         running.RunFailed: a worker or the lab failed.
@@ -72,16 +72,16 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def seconds(figures: dict[str, Any], method: str) -> float:
-    """Of a step, median of the rounds."""
+    """Return the seconds per step, median of the rounds."""
     return statistics.median(figures["results"][method]["seconds"])
 
 
 def speed_up(figures: dict[str, Any], method: str, over: str = "none") -> float:
-    """How many times shorter a method's steps are than another's: median of the ratios within each round."""
+    """Return the speed-up of a method over another: median of the ratios within rounds."""
     own, other = (figures["results"][name]["seconds"] for name in (method, over))
     return statistics.median(b / a for a, b in zip(own, other))
 
 
 def link_bytes(figures: dict[str, Any], method: str) -> float:
-    """A step, of a host, median of the rounds."""
+    """Return the bytes per step that leave a host, median of the rounds."""
     return statistics.median(figures["results"][method]["link_bytes"])

@@ -1,8 +1,8 @@
-"""Times whole training steps with several methods, and counts what leaves each host. Run by `steps`, in a lab.
+"""Time whole training steps, and count the bytes sent. Run by `steps`.
 
     horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python steps_worker.py SETTINGS FILE
 
-SETTINGS is JSON, that of `steps.Settings`; FILE gets the figures.
+SETTINGS is `steps.Settings` in JSON; the figures go to FILE.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from torch_char_transformer import CharTransformer
 
-ALONE = "alone"  # no exchange: what computing takes
+ALONE = "alone"  # without communication: the compute time
 HIERARCHICAL = "binsgdm-hierarchical"
 
 
 class Trial:
-    """The transformer and an optimizer, ready to train with one method."""
+    """Transformer and optimizer for one method."""
 
     def __init__(self, method: str, settings: dict[str, Any]) -> None:
         torch.manual_seed(0)
@@ -45,12 +45,12 @@ class Trial:
         if method == ALONE:
             return
         parsed = methods.parse(methods.BINSGDM if binsgdm else method, version=1, workers=hvd.size())
-        # The formula of the bytes is about elements that are exchanged in one bit: with 1, all of them are.
+        # The formula of the bytes counts elements that are sent in one bit: with 1, all of them are.
         options = {"min_elements": settings["min_elements"]} if parsed.class_name else {}
         if method == HIERARCHICAL:
             options["hierarchical"] = True
         self._compression = parsed.compression(hvd, hvq, **options)
-        # Other names for each method: the same name with another shape would be a miss in Horovod's cache.
+        # Names per method: the same name with another shape would be a miss in Horovod's response cache.
         named = [(f"{method}: {name}", parameter) for name, parameter in self._model.named_parameters()]
         self._optimizer = hvd.DistributedOptimizer(
             self._optimizer, named_parameters=named, compression=self._compression
@@ -62,7 +62,7 @@ class Trial:
         self._optimizer.step()
 
     def bytes_counted(self, steps: int) -> float:
-        """That this worker has sent for gradients since the beginning, in which it has made so many steps."""
+        """Return the bytes of gradients that this worker sent in some steps."""
         if self._method == ALONE:
             return 0.0
         if hasattr(self._compression, "stats"):
@@ -72,7 +72,7 @@ class Trial:
 
 
 def sent_by_host() -> int:
-    """Bytes that have left this host by its link."""
+    """Return the bytes that have left this host by its link."""
     with open("/proc/self/net/dev") as file:
         rows = dict(line.strip().split(":") for line in file if ":" in line)
     return int(rows["eth0"].split()[8])
@@ -83,7 +83,7 @@ def everyones(value: Any) -> list[Any]:
 
 
 def turn(trial: Trial, steps: int) -> tuple[float, float]:
-    """Some steps, one after the other: the slowest worker's seconds a step, and bytes a step that left a host."""
+    """Run a trial; return seconds (maximum) and link bytes (mean) per step."""
     hvd.allreduce(torch.zeros(1), name="together")
     sent, begin = sent_by_host(), time.perf_counter()
     for _ in range(steps):
@@ -105,7 +105,7 @@ def main() -> None:
     order = list(trials)
     steps_made = (settings["warm_up"] + settings["rounds"]) * settings["steps"]
     for number in range(-settings["warm_up"], settings["rounds"]):
-        # A round has a turn of every method, so that all see the same state of the machine; each time another first.
+        # A round has a trial of every method, so that all see the same state of the machine; the first one rotates.
         first = number % len(order)
         for method in order[first:] + order[:first]:
             measured = turn(trials[method], settings["steps"])

@@ -1,4 +1,4 @@
-"""A transformer on real text (claim of this package): the loss with each method, and the length of a step."""
+"""Transformer (claim of this package): loss and time per step of each method."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ TITLE = "A transformer: the loss with each method, and the time per step"
 SCALE = "119,000 parameters (loss), 7.2 million (speed), 1,000 steps, 4 workers on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "With every method at its recommended settings, a character-level transformer ends within 1% of float32's loss; "
-    "where the network is slow it gets there sooner. BinSGDM's recommended setting has twice as many steps as "
-    "float32's."
+    "With every method at its recommended settings, a character-level transformer ends within 1% of the float32 loss; "
+    "on a slow network it takes less time. The recommended setting of BinSGDM has twice the steps of float32."
 )
 METHOD = (
     "*Loss*: `examples/torch_char_transformer.py` trains a transformer on the sources of Python's library with 4 real "
     "workers (`horovodrun`), and then validates it on text that it has not seen. Every method has the learning rate "
-    "that is best for float32 with Adam; BinSGDM, an optimizer of its own, has its own, and "
-    "a beta of 0.9. Learning rates were chosen "
-    "with a different seed from those reported. BinSGDM is recommended with twice as many steps, because each of its "
-    "steps moves every element equally far, up or down at random; the table also shows it with as many steps as "
+    "that is best for float32 with Adam; BinSGDM, which is an optimizer, has another, and a beta of 0.9. Learning "
+    "rates were tuned with a different seed from those reported. BinSGDM is recommended with twice the steps, because "
+    "each step moves every element equally far, up or down at random; the table also shows it with the steps of "
     "float32. *Speed*: whole steps of a wider transformer between 4 hosts of `scripts/lab` with 1 worker each, over "
-    "Gloo. In each round every method has a turn; ratios are taken within a round, and the table shows their median. "
-    "All hosts share this machine's cores, so computing takes longer than on 4 machines."
+    "Gloo. Each round has a trial of every method; ratios are taken within a round, and the table shows their median. "
+    "All hosts share the cores of this machine, so compute takes longer than on 4 machines."
 )
 
-# The first one is what the others are compared with.
+# The first one is the baseline.
 METHODS = (
     "none",
     "qsgd-4",
@@ -44,19 +42,20 @@ METHODS = (
     "eden-3",
     "binsgdm",
 )
-ALONE = "alone"  # without any exchange: see steps_worker.py
+ALONE = "alone"  # without communication: see steps_worker.py
 
 
 class Training(NamedTuple):
     """Trainings with one method.
 
     Attributes:
-        key: among the figures.
-        title: that the reader sees.
-        options: of the example, besides the method's.
+        key: in the figures.
+        method: a name of `horovod_quant.frontends.methods`.
+        title: for readers.
+        options: of the example, besides those of the method.
         style: of the line in the plot.
-        recommended: whether this is a setting for which the claim is made.
-        shade: the color, where it is not the method's.
+        recommended: True if the claim is about this setting.
+        shade: the color, if not that of the method.
     """
 
     key: str
@@ -77,12 +76,12 @@ def plain(method: str, recommended: bool = False, style: str = "-") -> Training:
 
 
 class TrainedInParts(NamedTuple):
-    """What a study trains whose parts can be run one by one.
+    """Settings of trainings in a study whose parts can run one by one.
 
     Attributes:
-        options: of the example; those of a training come after them.
+        options: of the example; those of a training follow them.
         seeds, workers: of every training.
-        only: of the study's ``PARTS``, to be run; all where None.
+        only: names from ``PARTS`` of the study to run; None for all.
     """
 
     options: tuple[str, ...]
@@ -111,10 +110,10 @@ TRAININGS = (
 )
 
 LIMIT = 1.01
-HALF = " with half as many steps"  # whose, with which `LONGER` is compared
+HALF = " with half the steps"  # of float32, the baseline of `LONGER`
 
 NEAR = 0.05
-"""Of a loss, what others may be off for the plot to show them larger."""
+"""Maximum relative difference to the baseline of curves in the inset of the plot."""
 
 Curve = tuple[list[float], list[float]]
 """Steps and losses."""
@@ -128,12 +127,13 @@ NARROW = {"layers": 1, "width": 32, "heads": 2, "context": 16}
 
 
 class Settings(NamedTuple):
-    """What is trained, and what is measured in the lab.
+    """Settings of trainings, and of measurements in the lab.
 
     Attributes:
         options: of the example.
-        longer: options of `LONGER`, besides: `FACTOR` times as many steps, and a learning rate for them.
+        longer: additional options of `LONGER`: `FACTOR` times the steps, and a learning rate for them.
         seeds, workers: of each training.
+        speeds: settings of the measurements.
     """
 
     options: tuple[str, ...]
@@ -174,10 +174,10 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def trained(settings: Settings, each: Training, options: Sequence[str] = ()) -> dict[str, Any]:
-    """What the trainings with one method gave: a list has an entry for each seed.
+    """Train with one method; return the `summary`.
 
     Args:
-        options: of the example; they count more than those common to all, and less than the training's own.
+        options: of the example; they override the common ones, and those of the training override them.
     """
     options = (*settings.options, *options, *(settings.longer if each.key == LONGER.key else each.options))
     job = running.Job(SCRIPT, IMPORTED, each.method, options, settings.workers)
@@ -185,7 +185,7 @@ def trained(settings: Settings, each: Training, options: Sequence[str] = ()) -> 
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is shown of trainings with one method: a list has an entry for each seed."""
+    """Return the figures of trainings with one method; lists have one entry per seed."""
     return {
         "losses": [[round(loss, 4) for loss in run["losses"]] for run in runs],
         "validation_losses": [run["validation_loss"] for run in runs],
@@ -198,10 +198,14 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def trained_in_part(
     job: running.Job, seeds: Sequence[int], run: bool, before: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """The `summary` of what is kept of a job, or an earlier one that has more seeds; None where there is neither.
+    """Return the `summary` of cached trainings, or an earlier one with more seeds.
 
     Args:
-        run: whether seeds that are missing are trained first.
+        run: True to train missing seeds first.
+        before: the earlier summary.
+
+    Returns:
+        None if there is neither.
     """
     if run:
         running.trainings(job, seeds)
@@ -212,7 +216,11 @@ def trained_in_part(
 
 
 def speeds(settings: Sequence[steps.Settings]) -> dict[str, Any]:
-    """``speeds``, figures of `steps.measure` by rate; none where there can be no lab, and ``no_lab`` says why."""
+    """Measure ``speeds`` by rate with `steps.measure`.
+
+    Returns:
+        Without a lab ``speeds`` is empty, and ``no_lab`` has the reason.
+    """
     reason = running.why_no_lab()
     return {
         "speeds": {} if reason else {each.rate: steps.measure(each) for each in settings},
@@ -221,7 +229,10 @@ def speeds(settings: Sequence[steps.Settings]) -> dict[str, Any]:
 
 
 def entropies() -> dict[str, float]:
-    """Of the next character, in nats, given nothing and given the one before it: what no transformer is needed for."""
+    """Return entropies of the next character in nats: unconditional, and given one character.
+
+    These losses need no transformer.
+    """
     text = running.import_example("python_text").load_text()
     pairs = collections.Counter(zip(text.training[:-1].tolist(), text.training[1:].tolist()))
     firsts: collections.Counter[int] = collections.Counter()
@@ -234,7 +245,7 @@ def entropies() -> dict[str, float]:
     }
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
@@ -246,7 +257,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             Verdict(
                 f"At {rate_title(rate)} training takes less time with every method than with float32",
                 min(ratios.values()) > 1,
-                f"times as fast: {shown}, with its {FACTOR} times as many steps",
+                f"speed-ups: {shown}, with {FACTOR}× the steps",
             )
         )
     return found
@@ -254,18 +265,18 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 def in_short(figures: dict[str, Any]) -> str:
     parts = [f"{each.title} {difference(figures, each.key)}" for each in TRAININGS if each.recommended]
-    return f"Loss relative to float32's: {'; '.join(parts)}, where float32 has half as many steps."
+    return f"Loss relative to the float32 loss: {'; '.join(parts)}, where float32 has half the steps."
 
 
 def training_speed_up(measured: dict[str, Any], method: str) -> float:
-    """How many times as fast as float32 a training with the recommended number of steps is."""
+    """Return the speed-up over float32 of a training with the recommended steps."""
     return steps.speed_up(measured, method) / (FACTOR if method == LONGER.method else 1)
 
 
 def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return [
         Verdict(
-            f"{each.title}, ends within 1% of float32's loss" + (HALF if each.key == LONGER.key else ""),
+            f"{each.title}, ends within 1% of the float32 loss" + (HALF if each.key == LONGER.key else ""),
             loss_ratio(figures, each.key) <= LIMIT,
             difference(figures, each.key),
         )
@@ -275,14 +286,14 @@ def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def loss_ratio(figures: dict[str, Any], key: str) -> float:
-    """Of the mean validation loss to float32's, over the seeds that both have."""
+    """Return the mean validation loss relative to float32, over common seeds."""
     own, other = (figures["trainings"][k]["validation_losses"] for k in (key, "none"))
     seeds = min(len(own), len(other))
     return common.mean(own[:seeds]) / common.mean(other[:seeds])
 
 
 def difference(figures: dict[str, Any], key: str) -> str:
-    """`loss_ratio` as a difference, and the standard error of what the seeds say, each for itself."""
+    """Format `loss_ratio` as a difference, with the standard error over seeds."""
     own, other = (figures["trainings"][k]["validation_losses"] for k in (key, "none"))
     ratios = [100 * a / b for a, b in zip(own, other)]
     error = f" ± {common.standard_error(ratios):.2f}" if len(ratios) > 1 else ""
@@ -290,7 +301,7 @@ def difference(figures: dict[str, Any], key: str) -> str:
 
 
 def rate_title(rate: str) -> str:
-    """``"1 Gbit/s"`` of ``"1gbit"``."""
+    """Return a rate for readers: ``"1 Gbit/s"`` for ``"1gbit"``."""
     number = rate.rstrip("kmgbit")
     return f"{number} {rate[len(number)].upper().replace('K', 'k')}bit/s"
 
@@ -306,7 +317,7 @@ def loss_table(figures: dict[str, Any]) -> str:
         "validation loss",
         "relative to float32",
         "MB sent per step",
-        "times fewer than float32",
+        "N× less than float32",
     ]
     rows: list[list[str]] = []
     for each in TRAININGS:
@@ -333,13 +344,13 @@ def loss_table(figures: dict[str, Any]) -> str:
 
 
 def whole(figures: dict[str, Any], key: str) -> bool:
-    """Whether it has been trained with every seed, or more."""
+    """True if a training has every seed, or more."""
     own = figures["trainings"].get(key)
     return own is not None and len(own["validation_losses"]) >= figures["seeds"]
 
 
 def parts_table(figures: dict[str, Any], chosen: Sequence[Training]) -> str:
-    """The losses of those that have been trained, and which have not."""
+    """Return a table of losses, and the list of missing trainings."""
     trainings = figures["trainings"]
     rows = []
     for each in chosen:
@@ -372,7 +383,7 @@ def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
         header += [f"s per step at {rate_title(rate)}", "speed-up", "MB leaving a host"]
     rows = []
     for method in (ALONE, "fp16", *chosen):
-        row = ["no exchange" if method == ALONE else common.title(method)]
+        row = ["no communication" if method == ALONE else common.title(method)]
         for measured in speeds.values():
             row += [
                 f"{steps.seconds(measured, method):.3f}",
@@ -392,7 +403,7 @@ def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
 
 
 LOSS_CAPTION = (
-    "Left: training loss, averaged over seeds and over each 2% of the steps; inset: those close to float32's, relative "
+    "Left: training loss, averaged over seeds and over each 2% of the steps; inset: losses close to float32, relative "
     "to it. Right: validation loss of each seed, and their mean."
 )
 
@@ -402,14 +413,17 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
     if figures["speeds"]:
         plots.append(
-            Plot("transformer-speed.png", "Steps per second, relative to float32's in the same round.")
+            Plot(
+                "transformer-speed.png",
+                "Steps per second, relative to float32 in the same round. Dashed: no communication.",
+            )
         )
         draw_speeds(figures["speeds"], ("fp16", *METHODS[1:]), folder / plots[1].file)
     return plots
 
 
 def draw_parts(figures: dict[str, Any], chosen: Sequence[Training], folder: Path, file: str) -> list[Plot]:
-    """`draw_losses` of those that have been trained; none without float32 and something beside it."""
+    """Draw the losses of finished trainings, if float32 and another one are among them."""
     trained_ones = [each for each in chosen if each.key in figures["trainings"]]
     if len(trained_ones) < 2 or trained_ones[0].key != "none":
         return []
@@ -418,7 +432,7 @@ def draw_parts(figures: dict[str, Any], chosen: Sequence[Training], folder: Path
 
 
 def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path) -> None:
-    """Losses along the trainings, and at their ends relative to the first ones'.
+    """Draw training losses, and final validation losses relative to the first training.
 
     Args:
         figures: `trained`, by key.
@@ -437,7 +451,7 @@ def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path)
     left.set(xlabel="step", ylabel="training loss, nats per character")
     right.axvline(0, color="black", linewidth=1)
     right.axvline(100 * (LIMIT - 1), color="black", linewidth=1, linestyle="--")
-    right.set(xlabel=f"validation loss, % above {chosen[0].title}'s", ylim=(len(chosen) - 0.5, -0.5))
+    right.set(xlabel=f"validation loss, % above {chosen[0].title}", ylim=(len(chosen) - 0.5, -0.5))
     right.set_yticks(range(len(chosen)), [each.title for each in chosen])
     for label, each in zip(right.get_yticklabels(), chosen):
         label.set_color(each.color)
@@ -445,7 +459,7 @@ def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path)
 
 
 def zoom_in(axes: Any, chosen: Sequence[Training], curves: Sequence[Curve]) -> None:
-    """Shows, as ratios to the first curve, those that lie on it at its end, within `NEAR`; nothing where none does."""
+    """Draw an inset with ratios of curves that end close to the first one."""
     steps, losses = curves[0]
     ratios = {
         each: [100 * (a / b - 1) for a, b in zip(points[1], losses)]
@@ -458,13 +472,13 @@ def zoom_in(axes: Any, chosen: Sequence[Training], curves: Sequence[Curve]) -> N
     inset = axes.inset_axes((0.42, 0.5, 0.55, 0.4))
     for each, ratio in near.items():
         inset.plot(steps, ratio, each.style, color=each.color, linewidth=1.1)
-    inset.set_title(f"% above {chosen[0].title}'s", fontsize="small", pad=3)
+    inset.set_title(f"% above {chosen[0].title}", fontsize="small", pad=3)
     inset.tick_params(labelsize="x-small")
     inset.grid(alpha=0.25)
 
 
 def curve(runs: Sequence[Sequence[float]], points: int = 50) -> Curve:
-    """Steps and mean losses, of all runs and of the steps between two points."""
+    """Return steps and losses, averaged over all runs and between two points."""
     losses = [common.mean(step) for step in zip(*runs)]
     width = max(1, len(losses) // points)
     starts = range(0, len(losses) - width + 1, width)
@@ -484,7 +498,8 @@ def draw_speeds(speeds: dict[str, Any], chosen: Sequence[str], path: Path) -> No
         axes.axvline(1, color="black", linewidth=1)
         axes.axvline(limit, color="black", linewidth=1, linestyle="--")
         axes.set(
-            title=f"{rate_title(rate)} (dashed: no exchange)", xlabel="steps per second, relative to float32"
+            title=rate_title(rate),
+            xlabel="steps per second, relative to float32",
         )
         axes.set_xlim(0, 1.12 * max(limit, *ratios))
         axes.grid(axis="x", alpha=0.25)

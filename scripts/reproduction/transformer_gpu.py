@@ -1,4 +1,4 @@
-"""The transformer's trainings on a GPU that two workers share (claim of this package)."""
+"""Trainings of the transformer on one GPU (claim of this package)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ SCALE = "25 million parameters, 2 workers on one GPU"
 SOURCE = common.PACKAGE
 CLAIM = (
     "With every method at its recommended settings, a character-level transformer that is trained on a GPU ends within "
-    "1% of float32's loss."
+    "1% of the float32 loss."
 )
 METHOD = (
     "`examples/torch_char_transformer.py --device cuda` trains a transformer of 25 million parameters on the sources "
     "of Python's library with 2 real workers (`horovodrun`, over Gloo), which share the GPU if there is only one, and "
-    "then validates it on text that it has not seen. All methods have the same learning rate; BinSGDM, an optimizer of "
-    "its own, has its own, and twice as many steps at its recommended setting."
+    "then validates it on text that it has not seen. All methods have the same learning rate; BinSGDM, which is an "
+    "optimizer, has another, and twice the steps at its recommended setting."
 )
 
-# Enough to compute for a GPU: 16,384 characters a step.
+# Enough compute for a GPU: 16,384 characters per step.
 MODEL = ("--layers=8", "--width=512", "--heads=8", "--context=256", "--batch-size=64")
 LEARNING_RATES = {"adam": "--lr=0.0006", "binsgdm": "--lr=0.0005"}
 LONGER = (f"--steps={transformer.FACTOR * transformer.STEPS}", "--lr=0.0003")
 
 
 class Settings(NamedTuple):
-    """What is trained, and whether it must be on a GPU."""
+    """Settings of trainings; ``needs_gpu`` is True if they require a GPU."""
 
     trainings: transformer.Settings
     needs_gpu: bool
@@ -44,7 +44,7 @@ SIZES = {
 
 
 def problem(size: str) -> str | None:
-    """Why the claim cannot be tested here, or None."""
+    """Return the reason why the claim cannot be tested here, or None."""
     return gpu_problem() if SIZES[size].needs_gpu else None
 
 
@@ -72,7 +72,7 @@ def gpu_name(device: str) -> str | None:
     return torch.cuda.get_device_name()
 
 
-# ---- what the figures say ----------------------------------------------------------------------------------------
+# ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""What of the papers is not tested, and why."""
+"""Statements of the papers that are not tested, and the reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HARDWARE = "needs GPUs, or several machines"
 
 
 class Untested(NamedTuple):
-    """A statement, where it stands, and why there is no verdict on it."""
+    """Statement without a verdict, its source, and the reason."""
 
     statement: str
     source: str
@@ -19,7 +19,7 @@ UNTESTED = (
     Untested(
         "ResNet-152 reaches full accuracy 1.8× faster on 16 GPUs",
         "QSGD, abstract",
-        f"{HARDWARE}. `scripts/reproduce emulated` has the steps' times, not the accuracy",
+        f"{HARDWARE}. `scripts/reproduce emulated` has the step times, not the accuracy",
     ),
     Untested(
         "image classification and speech recognition keep their accuracy",
@@ -39,7 +39,7 @@ UNTESTED = (
     Untested(
         "QSGD converges on an asynchronous cluster",
         "QSGD, abstract",
-        "delays are simulated, because Horovod's workers are synchronous",
+        "delays are simulated, because Horovod workers are synchronous",
     ),
     Untested(
         "ResNets on CIFAR-10 and ImageNet reach the same accuracy as with QSGDinf and float32, in less time",
@@ -59,7 +59,7 @@ UNTESTED = (
     Untested(
         "ResNet-50 trains 2.5× and BERT-Base 6.3× faster than with Adam, on 8 to 64 GPUs",
         "BinSGDM (Birder), abstract",
-        f"{HARDWARE}. `scripts/reproduce emulated` has steps at the papers' ratio of computing to transfer",
+        f"{HARDWARE}. `scripts/reproduce emulated` has steps at the ratio of compute to transfer of the papers",
     ),
     Untested(
         "it converges at the rate of Adam",
@@ -69,13 +69,13 @@ UNTESTED = (
     Untested(
         "every method trains on a GPU",
         "this package",
-        "`scripts/reproduce transformer-gpu` tests it where there is a GPU; it has no section until it has run on one",
+        "`scripts/reproduce transformer-gpu` tests it on a machine with a GPU; it has no section until then",
     ),
 )
 
 
 def section() -> str:
-    """Of the page."""
+    """Return the section of the summary."""
     rows = [f"| {each.statement} | {each.source} | {each.reason} |" for each in UNTESTED]
     header = ["| statement | source | why not |", "| --- | --- | --- |"]
     return "## What was not tested, and why\n\n" + "\n".join([*header, *rows])

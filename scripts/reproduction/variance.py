@@ -1,4 +1,4 @@
-"""The variance of a scheme's rounding: as its kernels have it, and exactly."""
+"""Variance of the rounding of a scheme: measured with its kernels, and exact."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from horovod_quant.schemes import NUQSGD
 
 
 def squared(arrays: Sequence[np.ndarray]) -> float:
-    """Sum of all squares, in float64."""
+    """Return the sum of all squares, in float64."""
     return float(sum(np.sum(np.square(a, dtype=np.float64)) for a in arrays))
 
 
 def measured(scheme: Any, gradients: Sequence[np.ndarray], seed: int) -> float:
-    """``||Q(g) - g||^2 / ||g||^2`` of one rounding by the kernels, all gradients of a worker taken as one vector."""
+    """Measure ``||Q(g) - g||^2 / ||g||^2`` of one rounding by the kernels.
+
+    All gradients of a worker count as one vector g.
+    """
     done = simulator.run(scheme, [list(gradients)], seed=seed)
     differences = [q.astype(np.float64) - g for q, g in zip(done.decoded[0], gradients)]
     return squared(differences) / squared(gradients)
 
 
 def expected(scheme: Any, gradients: Sequence[np.ndarray]) -> float:
-    """The exact expectation of `measured` for QSGD and NUQSGD."""
+    """Return the exact expectation of `measured` for QSGD and NUQSGD."""
     if isinstance(scheme, NUQSGD):
         levels = exponential_levels(2 ** (scheme.bits - 1) - 2)
     else:
@@ -35,9 +38,10 @@ def expected(scheme: Any, gradients: Sequence[np.ndarray]) -> float:
 
 
 def expected_without_zero(scheme: NUQSGD, gradients: Sequence[np.ndarray]) -> float:
-    """The expectation with as many bits and the levels of the NUQSGD authors' code: 1, 1/2, ... and no 0.
+    """Return the expectation with the same bits and levels 1, 1/2, ... without 0.
 
-    What is below the smallest level p becomes p or -p, with a variance of ``p^2 - r^2``.
+    These are the levels of the code of the NUQSGD authors. A magnitude r below the smallest level p becomes p or -p,
+    with a variance of ``p^2 - r^2``.
     """
     smallest = 2 ** (scheme.bits - 1) - 1
     levels, p = exponential_levels(smallest), 2.0**-smallest
@@ -49,7 +53,11 @@ def expected_without_zero(scheme: NUQSGD, gradients: Sequence[np.ndarray]) -> fl
 
 
 def _relative(scheme: Any, gradients: Sequence[np.ndarray], variance: Callable[[Any], np.ndarray]) -> float:
-    """Of all elements, by their squares: ``variance`` is of magnitudes relative to their buckets' norms."""
+    """Return the variance of all elements, relative to their squares.
+
+    Args:
+        variance: maps magnitudes relative to the norms of their buckets to variances.
+    """
     total = 0.0
     for gradient in gradients:
         for start in range(0, len(gradient), scheme.bucket_size):

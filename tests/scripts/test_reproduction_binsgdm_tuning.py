@@ -95,7 +95,7 @@ def test_a_verdict_waits_for_adam_too(tmp_path: Path) -> None:
     del found["trainings"][tuning.ADAM_MORE]
     found["trainings"][tuning.ADAM_LARGE] = training(1.0, seeds=1)
     assert [verdict.statement[:19] for verdict in tuning.verdicts(found)] == [
-        "At its best setting", "Without the server'",
+        "At its best setting", "Without the roundin",
     ]  # fmt: skip
     assert "**Not trained yet: Adam, twice the steps.**" in tuning.tables(found)
     assert tuning.draw({**found, "trainings": {}}, tmp_path) == []
@@ -109,7 +109,7 @@ def test_the_page_has_the_tuning_and_each_training(tmp_path: Path) -> None:
     common.save(result, folder / "binsgdm-tuning.json")
     text = page.write(folder)[-1].read_text()
     assert "Best: beta 0.8 with rate 0.005." in text
-    assert "| BinSGDM, batches 8 times as large | 2 | 3 |" in text
+    assert "| BinSGDM, batches 8× as large | 2 | 3 |" in text
     assert "| BinSGDM(server_bits=3) | 2 | 3 |" in text
     assert "(+6.97%" in text
     assert "(binsgdm-tuning-loss.png)" in text

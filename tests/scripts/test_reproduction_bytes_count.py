@@ -96,7 +96,7 @@ def test_the_page_has_it_in_place_of_the_small_training(tmp_path: Path) -> None:
     assert seconds.TITLE not in text
     for found in bytes_count.verdicts(figures(0.4)):
         assert f"**{page.outcome(found.holds)}**: {found.statement} ({found.evidence})" in text
-    assert "the float32 bytes need 231 ms on a link that is never idle: 0.23 times as long" in text
+    assert "the float32 bytes need 231 ms on a link that is never idle: 0.23× that time" in text
     assert "| EDEN, 3 bits, DDP | 400 | 20 | 2.25 |" in text
     assert "| Auto at 1 Gbit/s (took eden-3) | 80 |  | 40 | 0.1 |" in text
     assert (folder / "bytes-count.png").stat().st_size < 150_000

@@ -61,9 +61,9 @@ def holding(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def test_errors_are_those_of_the_formula(errors: Any) -> None:
-    as_told, *others = eden_errors.verdicts(errors)
-    assert as_told.holds, as_told.evidence
-    assert ["more for 1 to 10 non-zeros" in verdict.evidence for verdict in others] == [True, False]
+    as_predicted, *others = eden_errors.verdicts(errors)
+    assert as_predicted.holds, as_predicted.evidence
+    assert ["larger for 1 to 10 non-zeros" in verdict.evidence for verdict in others] == [True, False]
     worse = [{**each, "error": 1.1 * each["error"]} for each in errors]
     assert not eden_errors.verdicts(worse)[0].holds
     more = [{**each, "error": 100.0 if each["method"] == "eden-4" else each["error"]} for each in errors]
@@ -98,7 +98,7 @@ def test_close_trainings_have_more_seeds() -> None:
     found = eden.study(TINY._replace(only=()))
     counts = {key: len(own["validation_losses"]) for key, own in found["trainings"].items()}
     assert counts == {"none": 3, "eden-3": 3, "eden-2": 2}
-    assert "EDEN, 3 bits, ends within 0.5% of float32's loss" in holding(found)
+    assert "EDEN, 3 bits, ends within 0.5% of the float32 loss" in holding(found)
     assert "| EDEN, 3 bits | 3 |" in eden.tables(found)
 
 
@@ -107,7 +107,7 @@ def test_a_verdict_waits_for_all_seeds(errors: Any) -> None:
     found["trainings"]["eden-3"] = training(1.0, seeds=1)
     del found["trainings"]["whitened-1"]
     statements = " ".join(holding(found))
-    assert "at most 2.1 bits up" in statements
+    assert "at most 2.1 bits on the reduce-scatter side" in statements
     assert "EDEN, 3 bits, ends within 0.5%" not in statements
     assert "Whitened" not in statements
     shown = eden.tables(found)

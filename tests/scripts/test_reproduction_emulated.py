@@ -62,10 +62,10 @@ def test_the_largest_ratio_decides(times: float, holds: bool) -> None:
     cases = [measured(CASES[5.26], 2.0), measured(CASES[11.5], times), measured(CASES[6.26], 2.0)]
     (found,) = emulated.verdicts({"cases": cases})
     assert found.holds is holds
-    assert "if float32's transfer takes 11.5 times as long as computing" in found.statement
+    assert "if the float32 transfer takes 11.5× the compute time" in found.statement
     assert "our assumption" in found.evidence
     assert (
-        f"2.00 times with BinSGDM at 5.26, 2.00 times with BinSGDM at 6.26, {times:.2f} times"
+        f"speed-up 2.00 with BinSGDM at 5.26, speed-up 2.00 with BinSGDM at 6.26, speed-up {times:.2f} with"
         in found.evidence
     )
 
@@ -85,7 +85,7 @@ def test_the_page_says_that_it_is_emulated(tmp_path: Path) -> None:
     result = {"size": "full", "seconds": 1.0, "machine": machine, "figures": {"cases": cases}}
     common.save(result, folder / "emulated.json")
     text = page.write(folder)[-1].read_text()
-    assert "### BERT-Base, 4 hosts\n\n| emulated steps, ms (times as fast as float32) |" in text
+    assert "### BERT-Base, 4 hosts\n\n| emulated steps, ms (speed-up over float32) |" in text
     assert "| BinSGDM, hierarchical |" in text
     assert "| 2 hosts, 1gbit: " in text
     assert "(emulated-speed.png)" in text

@@ -123,7 +123,7 @@ def test_a_training_of_twice_the_steps_needs_steps_half_as_long() -> None:
     assert transformer.training_speed_up(measured, "binsgdm") == pytest.approx(0.75)
     *_, verdict = transformer.verdicts({**figures(2.01, 1.5), "speeds": {"100mbit": measured}})
     assert not verdict.holds
-    assert "BinSGDM 0.75, with its 2 times as many steps" in verdict.evidence
+    assert "BinSGDM 0.75, with 2× the steps" in verdict.evidence
 
 
 @pytest.mark.parametrize("module", [transformer, binsgdm])
