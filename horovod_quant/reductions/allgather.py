@@ -18,7 +18,7 @@ from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, Tensor
 
 @dataclass(frozen=True)
 class AllgatherReduce:
-    """1. Encode. 2. Allgather. 3. Decode all payloads, and add them in the order of ranks.
+    """Allgather-reduce: encode, allgather, decode all payloads and add in rank order.
 
     Args:
         codec: of what workers send.
