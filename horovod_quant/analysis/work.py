@@ -125,7 +125,7 @@ class Work(NamedTuple):
 
 
 def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
-    """Return the `Call` of a kernel, and arguments by name if in `KERNELS`."""
+    """Return a kernel's `Call`, and arguments by name if in `KERNELS`."""
     if kernel not in KERNELS:
         sizes = [each.size for each in (*arguments, *named.values()) if isinstance(each, np.ndarray)]
         return Call(kernel, 0, max(sizes, default=0)), {}

@@ -20,7 +20,7 @@ MOST_CURVES = 5
 """Maximum number of methods in a plot: more curves are hard to distinguish."""
 
 SPAN = 100.0
-"""Plotted bandwidths range from the given one divided by this to its product with this."""
+"""Factor between the given bandwidth and the smallest and largest plotted one."""
 
 _USUAL_BANDWIDTH = 1.25e9
 
@@ -87,7 +87,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
 
 
 def host_numbers(hosts: int, most: int) -> list[int]:
-    """Return ``hosts``, and powers of two to 64 or ``4 * hosts``, at most ``most``."""
+    """Return ``hosts``, and powers of two to 64 or ``4 * hosts``; at most ``most``."""
     powers = [1]
     while powers[-1] < max(4 * hosts, 64) and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])

@@ -61,7 +61,7 @@ DISTORTIONS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
 
 LARGEST_SHIFT = 126  # 2^-127 is no normal number
 SMALLEST = np.float32(2.0**-60)
-"""Smallest magnitude not counted as zero if a bucket's maximum is 1 to 4."""
+"""Smallest magnitude that is kept if a bucket's maximum is 1 to 4."""
 ROWS_OF_A_SUM = 8
 """Number of rows of which `lane_sums` adds the terms in float32."""
 

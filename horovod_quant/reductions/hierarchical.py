@@ -234,7 +234,7 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def between(workers: Workers) -> Workers:
-    """Return the owners of the same elements, one per node, without custom reductions."""
+    """Return the owners of the same elements, one per node; without custom reductions."""
     return Workers(workers.node, workers.nodes)
 
 

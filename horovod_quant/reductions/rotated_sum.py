@@ -280,5 +280,5 @@ def _resend(
 
 
 def _unit(energy: float, size: int) -> float:
-    """Return a unit, a power of two, with room for sums (Cauchy and Schwarz)."""
+    """Return a power of two as unit with room for sums (Cauchy-Schwarz)."""
     return math.ldexp(1.0, math.frexp(math.sqrt(size) * math.sqrt(energy))[1] - _EXACT_BITS)

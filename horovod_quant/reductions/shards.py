@@ -37,7 +37,7 @@ class _Segments:
         return [codec.offsets(elements)[-1] for elements in self._elements]
 
     def lengths_by_tensor(self, codec: Codec) -> list[int]:
-        """Return each tensor's payload lengths, a cached list that must not be changed."""
+        """Return each tensor's payload lengths. The list is cached and must not be changed."""
         if codec not in self._by_tensor:
             found = self._by_tensor[codec] = [0] * self.tensors
             for segment in self.segments:
