@@ -178,7 +178,7 @@ def predict(observation: Observation, speeds: KernelSpeeds, software: Software) 
     """Return the modelled seconds of an exchange by each method.
 
     Args:
-        observation: what was measured where.
+        observation: the bench and its network.
         speeds: speeds of the kernels of all its methods.
         software: the network's software costs.
     """
@@ -198,7 +198,7 @@ def calibrate(
     Gauss-Newton on logarithms, with steps halved while they make it worse.
 
     Args:
-        observations: what was measured where.
+        observations: the benches and their networks.
         speeds: speeds of the kernels of all their methods.
         start: the prior's values; by default those of the first one's controller.
     """

@@ -85,7 +85,7 @@ class Setting(NamedTuple):
         network: workers and links.
         speeds: speeds of the kernels of all methods of interest.
         group_bytes: the compressor's argument.
-        host: where gradients are on accelerators, the setting of schemes that need the host's memory.
+        host: for gradients on accelerators, the setting of schemes that need host memory.
         staging: seconds to copy an element to the host and back.
     """
 

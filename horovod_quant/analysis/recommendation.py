@@ -45,8 +45,8 @@ def recommend(rows: Sequence[Row], setting: Setting, max_nmse: float = MOST_NMSE
     recommended.
 
     Args:
-        rows: of `compare`; the first is that of no compression.
-        setting: what they were computed for.
+        rows: predictions of all methods, that of no compression first.
+        setting: the setting of the predictions.
         max_nmse: see `Row.nmse`.
     """
     none = rows[0]

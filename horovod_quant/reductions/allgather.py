@@ -21,7 +21,7 @@ class AllgatherReduce:
     """Allgather-reduce: encode, allgather, decode all payloads and add in rank order.
 
     Args:
-        codec: of what workers send.
+        codec: codec of the payloads.
         correlated: true if the workers round with correlated random bits.
     """
 
@@ -64,7 +64,7 @@ class RaggedAllgatherReduce:
     """`AllgatherReduce` with payloads whose lengths depend on the values.
 
     Args:
-        codec: of what workers send.
+        codec: codec of the payloads.
         correlated: true if the workers round with correlated random bits.
     """
 

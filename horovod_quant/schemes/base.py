@@ -278,7 +278,7 @@ def with_explained_errors(
     It fails where a scheme needs numpy arrays.
 
     Args:
-        arrays: what the tensors are, for the message.
+        arrays: name of the kind of tensors, for the message.
 
     Raises:
         TypeError: the scheme needs something of its arrays or kernels that only numpy has.
