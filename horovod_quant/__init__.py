@@ -19,7 +19,7 @@ __all__ = ["register"]
 
 
 def __getattr__(name: str) -> Any:
-    """Raises AttributeError, which says where a compressor or a module is."""
+    """Raise AttributeError with the module that has a compressor."""
     if name in _ELSEWHERE or registry.find(name) is not None:
         frontends = _ELSEWHERE.get(name, ("torch", "tensorflow"))
         places = " or ".join(f"{__name__}.{frontend}.{name}" for frontend in frontends)

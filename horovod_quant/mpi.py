@@ -1,4 +1,4 @@
-"""Runs one worker over mpi4py, without Horovod: the public name of `horovod_quant.transports.mpi`."""
+"""Public name of `horovod_quant.transports.mpi`: one worker over mpi4py, without Horovod."""
 
 from horovod_quant.transports.mpi import Result, run
 

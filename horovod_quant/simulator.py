@@ -1,4 +1,4 @@
-"""Runs n workers in lockstep in one process: the public name of `horovod_quant.transports.simulator`."""
+"""Public name of `horovod_quant.transports.simulator`: n workers in one process."""
 
 from horovod_quant.transports.simulator import Merge, Result, run
 

@@ -35,6 +35,13 @@ PHRASES = {
     r"(Skipped|Wanted|Left out|Missing) (is|are)": "X is skipped, target: X",
     r"(longer|shorter|more|less), the (longer|shorter|more|less)": "backs off with elapsed time",
     r'"""(Raises|Returns|Writes|Gives|Adds|Puts)': "an imperative: Raise, Return, Write",
+    r'"""(Reads|Makes|Models|Measures|Starts|Prints|Runs|Probes|Looks|Says|Tells|Takes|Predicts|Identifies)': (
+        "an imperative: Read, Create, Measure"
+    ),
+    r'"""(Whether|What|Which|How|Whose|Of|For|As|By|On|In|With|From|To|Where|When|Before|Besides|Between|Up)': (
+        "a noun phrase or an imperative: True if, Return the"
+    ),
+    r'"""(Those|That|Everything|Everybody|All of|More than|Over)': "a noun phrase that names the thing",
 }
 
 

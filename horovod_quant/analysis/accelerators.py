@@ -1,4 +1,4 @@
-"""Speeds of kernels on an accelerator: their bytes by the share of its bandwidth that they attain.
+"""Kernel speeds on an accelerator, estimated from its memory bandwidth.
 
 The shares of some kernels were measured on an H100 and an H200; no exchange between several GPUs was.
 """
@@ -17,7 +17,7 @@ from horovod_quant.analysis.network import GLOO, LOCAL_BANDWIDTH, NCCL, Network,
 from horovod_quant.analysis.work import DECODE, NORMS, Call, phase_of
 
 ATTAINED = 0.8
-"""Share of the memory's bandwidth that is assumed of kernels without a measurement: the aim of docs/gpu.md."""
+"""Assumed share of the memory bandwidth for unmeasured kernels: the aim of docs/gpu.md."""
 
 SHARES = {
     "encode_uniform_codes": 0.76,
@@ -28,13 +28,13 @@ SHARES = {
     "add_rotated": 0.44,
     "vote": 0.11,
 }
-"""Measured shares: docs/gpu.md, on an H200 (the vote on an H100), the smaller one where there are several."""
+"""Measured shares, the smallest of several: docs/gpu.md, on an H200 (the vote on an H100)."""
 
 _FLOAT = 4.0
 
 
-# Bytes of an element: read or written once, whatever the number of workers; and for each worker's array, None for the
-# codes' bits.
+# Bytes per element: those read or written once for any number of workers; those for each worker's array, None for the
+# bits of the codes.
 _TRAFFIC: dict[str, tuple[float, float | None]] = {
     "vote": (1 / 8, 1 / 8),
     "decode_signs": (_FLOAT, 1 / 8),
@@ -50,7 +50,7 @@ _TRAFFIC: dict[str, tuple[float, float | None]] = {
 
 
 def traffic(kernel: str) -> tuple[float, float | None]:
-    """Return the traffic of a kernel; one that is not known reads a number and writes one."""
+    """Return a kernel's memory traffic as in `_TRAFFIC`; an unknown one reads and writes one number."""
     if kernel in _TRAFFIC:
         return _TRAFFIC[kernel]
     phase = phase_of(kernel)
@@ -63,7 +63,7 @@ def traffic(kernel: str) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class MemoryBound(KernelSpeeds):
-    """All kernels, by the bytes that they move; made by `memory_bound`."""
+    """Speeds of all kernels by the bytes that they move; made by `memory_bound`."""
 
     memory_bandwidth: float = math.inf
 
@@ -75,13 +75,13 @@ class MemoryBound(KernelSpeeds):
 
 
 def memory_bound(memory_bandwidth: float) -> MemoryBound:
-    """The speeds of kernels on an accelerator, and of casts between float32 and float16.
+    """Return the speeds of kernels and float16 casts on an accelerator.
 
     Args:
-        memory_bandwidth: in bytes per second, as its data sheet has it.
+        memory_bandwidth: bytes per second, from the data sheet.
 
     Raises:
-        ValueError: it is no positive number.
+        ValueError: ``memory_bandwidth`` is no positive finite number.
     """
     if not 0 < memory_bandwidth < math.inf:
         raise ValueError(f"memory_bandwidth={memory_bandwidth!r}: use bytes per second, more than 0")
@@ -98,13 +98,13 @@ def on_accelerators(
 ) -> Setting:
     """Return the setting of gradients on accelerators, exchanged by NCCL.
 
-    Gloo exchanges those of schemes that need the host's memory.
+    Gloo exchanges gradients of schemes that need host memory.
 
     Args:
         shapes, group_bytes: see `Setting`.
-        network: hosts and links.
+        network: the hosts and links.
         memory_bandwidth: see `memory_bound`.
-        host_speeds: of the processor's kernels.
+        host_speeds: speeds of the processor's kernels.
     """
     on_host = replace(
         network,
@@ -112,7 +112,7 @@ def on_accelerators(
         software=Software(),
         local_bandwidth=min(network.local_bandwidth, LOCAL_BANDWIDTH),
     )
-    # To the host and back, over the slot that each accelerator has for itself.
+    # To the host and back, over each accelerator's PCIe slot.
     staging = 2 * _FLOAT / INSIDE_HOST["pcie3"].bandwidth
     host = Setting(shapes, on_host, host_speeds, group_bytes, staging=staging)
     network = replace(network, controller=NCCL, software=nccl_software(memory_bandwidth))

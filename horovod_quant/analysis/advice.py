@@ -1,4 +1,4 @@
-"""The methods for a cluster, and the predictions of the performance model for each.
+"""Methods to consider for a cluster, and the performance model's predictions.
 
 Units: seconds, bytes, bytes per second.
 """
@@ -20,18 +20,19 @@ from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT16_NMSE, FLOAT32, Inside
 
 LEAST_SPEED_UP = 1.05
-"""From here on a method pays: the model is not accurate enough for less to mean anything."""
+"""Minimum speed-up at which a method pays: smaller ones are within the model's inaccuracy."""
 
 MOST_NMSE = 0.09
-"""Default limit of a recommended method: trainings are known to bear it.
+"""Default nmse limit of a recommended method: known trainings tolerate it.
 
 In docs/results.md EDEN with 3 bits has 0.072, exponential Global-QSGD 0.14, and both end within 0.8% of the float32
 loss; EDEN with 2 bits has 0.14 or 0.28, depending on its reducers, and ends 1.0% or 1.8% above it.
 """
 
 WIDTHS = 3
-"""Numbers of bits of each family that are modelled, the fewest that keep to the error: a wider one sends more, and has
-almost nothing left to gain in steps.
+"""Numbers of bits modelled per family: the smallest ones within the nmse limit.
+
+A wider one sends more, and has almost nothing left to gain in steps.
 """
 
 HIERARCHICAL = " hierarchical"
@@ -42,17 +43,17 @@ DDPS_CODE = {
     NONE: "no communication hook",
     methods.FP16: "ddp_model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
 }
-"""What a script of DDP has for PyTorch's own methods."""
+"""Code of a DDP script for PyTorch's built-in methods."""
 
 
 class Choice(NamedTuple):
-    """A method by its name.
+    """A method with its name and code.
 
     Attributes:
-        name: with `HIERARCHICAL` where it is.
-        method: what the model takes.
+        name: ends in `HIERARCHICAL` if the method is hierarchical.
+        method: argument of `exchange_cost`.
         family: the name without the bits.
-        code: what a script has after ``compression=``.
+        code: value of ``compression=`` in a script.
     """
 
     name: str
@@ -65,14 +66,14 @@ class Row(NamedTuple):
     """The model's predictions for a method.
 
     Attributes:
-        choice: the method.
-        refusal: why it is impossible; everything else is then None.
+        choice: the method and its name.
+        refusal: why it is impossible; all other predictions are then None.
         exchange: seconds of an exchange that does not overlap with a backward pass.
         cost: cost of the exchange in the step.
         step: seconds of a step.
         speed_up: speed-up of a step over none.
-        break_even: the bandwidth in bytes per second below which its steps are shorter than those of none; 0: never,
-            inf: always; None unless `with_limit` was asked.
+        break_even: the bandwidth in bytes per second below which steps are shorter than without compression; 0: never,
+            inf: always; None unless `with_limit` computed it.
         levels: number of magnitudes that an element can have; None where that is meaningless.
         nmse: squared error of the average by its square, for gradients like white noise; None where that is
             meaningless or the scheme does not state it.
@@ -103,35 +104,35 @@ class Row(NamedTuple):
 
     @property
     def own_optimizer(self) -> str | None:
-        """The optimizer that the method belongs to, which replaces the user's own."""
+        """Name of the optimizer that this method requires, or None."""
         method = self.choice.method
         return inner_of(method).own_optimizer if isinstance(method, Scheme) else None
 
     @property
     def is_biased(self) -> bool:
-        """True if the expected average has not been shown to be the exact one."""
+        """True if the average is not known to be unbiased."""
         method = self.choice.method
         return isinstance(method, Scheme) and not inner_of(method).unbiased
 
     @property
     def to_loss(self) -> float | None:
-        """Seconds to make the progress that none makes in one step."""
+        """Seconds for the progress that training without compression makes in one step."""
         return None if self.step is None or self.steps is None else self.step * self.steps
 
     @property
     def gain(self) -> float | None:
-        """Speed-up over none to the same loss."""
+        """Speed-up to the same loss over no compression."""
         return None if self.speed_up is None or self.steps is None else self.speed_up / self.steps
 
     @property
     def pays(self) -> bool:
-        """True if it is faster to the same loss; where the nmse is unknown, by the steps."""
+        """True if it reaches the same loss faster; with unknown nmse, if its steps are faster."""
         gain = self.speed_up if self.gain is None else self.gain
         return gain is not None and gain >= LEAST_SPEED_UP
 
 
 def steps_to_loss(method: Method, nmse: float | None) -> float | None:
-    """Return the number of steps to the same loss, relative to no compression; None if unknown.
+    """Return the relative number of steps to the same loss; None if unknown.
 
     For a method with its own optimizer, the recommended number. Otherwise rounding adds noise to that of the minibatch:
     it multiplies the variance by ``1 + nmse``, as if the batch were that much smaller. Where noise limits progress, the
@@ -144,12 +145,12 @@ def steps_to_loss(method: Method, nmse: float | None) -> float | None:
 
 
 def choices(names: Iterable[str], hierarchical: bool, inside: Inside = FLOAT32) -> list[Choice]:
-    """None, and the methods of these names, each once; hierarchical ones of this package's beside them if wanted.
+    """Return no compression and the named methods, each once.
 
     Args:
-        names: of methods.
-        hierarchical: whether they are wanted.
-        inside: how gradients travel inside a host then.
+        names: names of methods.
+        hierarchical: whether to add the hierarchical exchange of each of this package's methods.
+        inside: how gradients travel inside a host in hierarchical exchanges.
 
     Raises:
         ValueError: there is no such method.
@@ -167,14 +168,14 @@ def choices(names: Iterable[str], hierarchical: bool, inside: Inside = FLOAT32) 
 def considered(
     setting: Setting, max_nmse: float = MOST_NMSE, *, everything: bool = False, inside: Inside = FLOAT32
 ) -> list[Choice]:
-    """The registry's methods that are worth modelling on a cluster; none comes first.
+    """Return the registered methods worth modelling on a cluster, no compression first.
 
     From each family, and from its hierarchical exchange if hosts have several workers: the `WIDTHS` smallest numbers of
     bits that work with the workers and stay within the error, and the next smaller one, which does not, for the reason.
     From a family where no number of bits does: the last.
 
     Args:
-        setting: workers and model.
+        setting: the workers and the model.
         max_nmse: limit for `Row.nmse`.
         everything: whether to return all numbers of bits instead.
         inside: how gradients travel inside a host in hierarchical exchanges.
@@ -209,7 +210,7 @@ def _worth_modelling(members: Sequence[Choice], setting: Setting, max_nmse: floa
 
 
 def choice_of(method: methods.Method, *, hierarchical: bool = False, inside: Inside = FLOAT32) -> Choice:
-    """The method, or its hierarchical exchange."""
+    """Return the choice of a method or of its hierarchical exchange."""
     scheme = method.scheme()
     if scheme is None or not hierarchical:
         return Choice(method.name, scheme or method.name, method.family, method.code())
@@ -223,7 +224,7 @@ def choice_of(method: methods.Method, *, hierarchical: bool = False, inside: Ins
 
 
 def script_code(method: str, code: str, *, ddp: bool) -> str:
-    """Return what to write in a script, under Horovod or DDP.
+    """Return the line of a script that selects a method.
 
     Args:
         method: the name.
@@ -236,12 +237,12 @@ def script_code(method: str, code: str, *, ddp: bool) -> str:
 
 
 def needs_horovod(optimizer: str) -> str:
-    """Return why DDP has no method with this optimizer."""
+    """Return the reason why DDP cannot run this optimizer's method."""
     return f"it belongs to the optimizer hvq.optim.{optimizer}, which works with Horovod alone"
 
 
 def with_limit(row: Row, setting: Setting, step: Step) -> Row:
-    """Return the row with its `break_even`, which takes the longest to compute."""
+    """Return the row with `break_even`, which takes the longest to compute."""
     if row.refusal is not None:
         return row
     return row._replace(break_even=break_even_bandwidth(row.choice.method, setting, step))
@@ -271,7 +272,7 @@ def row_of(choice: Choice, setting: Setting, step: Step) -> Row:
 
 
 def nmse_of(choice: Choice, setting: Setting) -> float | None:
-    """See `Row`; of a method that is possible."""
+    """Return the nmse of a possible method, see `Row`."""
     network, method = setting.network, choice.method
     if not isinstance(method, Scheme):
         return _FLOAT_NMSES[choice.name]

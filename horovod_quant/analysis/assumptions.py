@@ -16,13 +16,13 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
 
 MANY = 64
-"""Workers from which on what the lab cannot show is said."""
+"""Number of workers from which limits of the lab's evidence are listed."""
 
 
 def assumptions(
     setting: Setting, step: Step, *, calibrated: bool, rows: Sequence[Row], max_nmse: float = MOST_NMSE
 ) -> list[str]:
-    """One sentence each; more of them from `MANY` workers on."""
+    """Return the assumptions, one sentence each; from `MANY` workers on there are more."""
     network = setting.network
     cores = f"{network.cores_per_worker:g} core{'' if network.cores_per_worker == 1 else 's'}"
     found = [

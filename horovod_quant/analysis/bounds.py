@@ -1,4 +1,4 @@
-"""Step sizes and errors of each scheme in one place: the functions that the schemes themselves use.
+"""Step sizes and error bounds, by the functions that the schemes use.
 
 The papers' bounds, and proofs that the package does not call, are in ``scripts/proofs`` of the repository.
 """

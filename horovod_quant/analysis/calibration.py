@@ -1,7 +1,7 @@
-"""Makes the performance model fit a machine: `Software` from the JSON files of ``horovod-quant bench``.
+"""Fit the performance model's `Software` to JSON files of ``horovod-quant bench``.
 
-A weighted least-squares fit of the logarithms of exchange times. Each parameter is drawn to its default with some
-strength, so that one file is enough, and what a file says nothing about stays as it is.
+A weighted least-squares fit of the logarithms of exchange times. A prior pulls each parameter to its default, so one
+file is enough, and a parameter that no file determines stays at its default.
 
 Units: seconds, bytes, bytes per second.
 """
@@ -45,7 +45,7 @@ UNCERTAINTY = {
     "allgather": 0.2,
     "alltoall": 0.2,
 }
-"""Standard deviations of a machine's values from the defaults of `Software`, as logarithms."""
+"""Prior standard deviations, in logarithms, of parameters from the defaults of `Software`."""
 
 NOISE = 0.15
 """Standard deviation of a measured exchange from the model, as a logarithm."""
@@ -58,10 +58,10 @@ class Bench(NamedTuple):
     """A measurement of ``horovod-quant bench``.
 
     Attributes:
-        controller: as the file names it, or ``"ddp"``.
+        controller: the file's name of the controller, or ``"ddp"``.
         measured: seconds of an exchange, the median of the rounds, by the method's name.
-        cores: that the workers of one host may use.
-        others: as the file names them.
+        cores: number of cores that the workers of one host may use.
+        others: the file's keys of these names.
     """
 
     shapes: Shapes
@@ -75,7 +75,7 @@ class Bench(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """A bench, and what it ran on: the network's ``software`` does not count."""
+    """A bench and its network, whose ``software`` is ignored."""
 
     bench: Bench
     network: Network
@@ -89,10 +89,10 @@ VERSIONS = (1, 2)
 
 
 def read_bench(path: str | Path) -> Bench:
-    """Reads a JSON file of ``horovod-quant bench``.
+    """Return the measurement in a JSON file of ``horovod-quant bench``.
 
     Raises:
-        ValueError: it is none, of another version, or holds nothing to calibrate by.
+        ValueError: it is no such file, of another version, or has nothing to calibrate by.
         OSError: it cannot be read.
     """
     try:
@@ -129,7 +129,7 @@ def read_bench(path: str | Path) -> Bench:
 
 
 def _bench(path: str | Path, found: Any) -> Bench:
-    """Return the values of a file, each validated: calibrating would accept wrong ones."""
+    """Return the validated values of a file: calibrating would accept wrong ones."""
     counts = {"workers": MOST_WORKERS, "hosts": MOST_WORKERS, "workers_per_host": MOST_WORKERS}
     for name, most in {**counts, "cores": 10**6, "group_bytes": 2**62}.items():
         require_int(name, found[name], 1, most)
@@ -139,7 +139,7 @@ def _bench(path: str | Path, found: Any) -> Bench:
             require_number("wall_seconds", seconds, *TIMES)
         name = str(result["method"])
         if result["wall_seconds"] and not (found["framework"] == DDP and name in NOT_MODELLED):
-            # Version 1 has the names of 0.1.0: what they meant then was measured.
+            # Version 1 has the names of 0.1.0: the methods measured have the meaning of that version.
             name = former_names.present(name, found["version"], found["workers"]) or name
             measured[name] = statistics.median(result["wall_seconds"])
     return Bench(
@@ -155,11 +155,11 @@ def _bench(path: str | Path, found: Any) -> Bench:
 
 
 def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool = False) -> Observation:
-    """A bench with what it does not say of its network.
+    """Combine a bench with the properties of its network.
 
     Args:
         bench: the measurement.
-        bandwidth: of each host's link; inf for links faster than the hosts.
+        bandwidth: bytes per second of each host's link; inf for links faster than the hosts.
         latency: seconds of a message between hosts.
         one_machine: whether all hosts share the cores of one machine, as in a lab.
     """
@@ -175,12 +175,12 @@ def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool
 
 
 def predict(observation: Observation, speeds: KernelSpeeds, software: Software) -> dict[str, float]:
-    """Seconds of an exchange by the model, for each method of the bench.
+    """Return the modelled seconds of an exchange by each method.
 
     Args:
-        observation: what was measured where.
-        speeds: of the kernels of all its methods.
-        software: that of its network.
+        observation: the bench and its network.
+        speeds: speeds of the kernels of all its methods.
+        software: the network's software costs.
     """
     bench = observation.bench
     network = dataclasses.replace(observation.network, software=software)
@@ -193,14 +193,14 @@ def predict(observation: Observation, speeds: KernelSpeeds, software: Software) 
 def calibrate(
     observations: Sequence[Observation], speeds: KernelSpeeds, start: Software | None = None
 ) -> Software:
-    """The software that explains measured exchanges best.
+    """Return the `Software` that fits the measured exchanges best.
 
     Gauss-Newton on logarithms, with steps halved while they make it worse.
 
     Args:
-        observations: what was measured where.
-        speeds: of the kernels of all their methods.
-        start: what the parameters are drawn to; by default the default of the first one's controller.
+        observations: the benches and their networks.
+        speeds: speeds of the kernels of all their methods.
+        start: the prior's values; by default those of the first one's controller.
     """
     start = default_software(observations[0].network.controller) if start is None else start
     prior = np.log([getattr(start, name) for name in UNCERTAINTY])

@@ -1,4 +1,4 @@
-"""The performance model: what an exchange costs, and how much of it is hidden.
+"""Performance model of an exchange: its cost, and the part that is hidden.
 
 An exchange consists of kernels (`kernel_speeds`) and collectives (`network`). What each worker computes and sends comes
 from the schemes themselves (`work`), and which gradients travel together from the PyTorch frontend's rules (`groups`).
@@ -44,14 +44,15 @@ Method = Union[Scheme, str]
 """One of this package's schemes, or Horovod's own compression: ``"none"`` or ``"fp16"``."""
 
 FUSION_BYTES = 128 * 2**20
-"""Horovod's default HOROVOD_FUSION_THRESHOLD: the most bytes that it sends at once (Horovod 0.28.1)."""
+"""Default HOROVOD_FUSION_THRESHOLD: most bytes sent at once (Horovod 0.28.1)."""
 
 CONTROL_BYTES = 4 * (1 + SIGNS)
-"""Bytes of the small float32 tensor that Horovod itself reduces in place of a compressed gradient."""
+"""Bytes of the control tensor that Horovod reduces for a compressed gradient."""
 
 SPINNING = 2
-"""Threads of a worker that want to run while Horovod waits for its own allreduces: one works, one polls. This package's
-exchanges sleep while they wait."""
+"""Runnable threads of a worker while Horovod waits for an allreduce: one works, one polls.
+
+This package's exchanges sleep while they wait."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Setting(NamedTuple):
         shapes: shapes of the gradients, float32, in the order of registration.
         network: workers and links.
         speeds: speeds of the kernels of all methods of interest.
-        group_bytes: as for the compressor.
-        host: where gradients are on accelerators, the setting of schemes that need the host's memory.
+        group_bytes: the compressor's argument.
+        host: for gradients on accelerators, the setting of schemes that need host memory.
         staging: seconds to copy an element to the host and back.
     """
 
@@ -96,7 +97,7 @@ class Setting(NamedTuple):
     staging: float = 0.0
 
     def serving(self, method: Method) -> Setting:
-        """Return the setting of this method's exchange: the host's for schemes that need it."""
+        """Return the setting of this method's exchange: the host's if the scheme needs it."""
         if self.host is None or not isinstance(method, Scheme) or method.host_requirement() is None:
             return self
         return self.host
@@ -110,7 +111,7 @@ class Setting(NamedTuple):
 def exchange_cost(
     method: Method, setting: Setting, *, backward: float = 0.0, accelerator: bool = False
 ) -> Cost:
-    """Models one exchange of all gradients.
+    """Return the modelled cost of one exchange of all gradients.
 
     The backward pass visits the parameters in reverse order of registration, each for a time proportional to its
     elements. A group's first collective starts when its last gradient is ready; each further one starts after the
@@ -146,13 +147,13 @@ def exchange_cost(
 
 
 def workers_of(scheme: Scheme, network: Network) -> Workers:
-    """Return the workers as the scheme sees them: in hierarchical exchanges alone nodes are hosts."""
+    """Return the scheme's workers; only for a hierarchical exchange are hosts its nodes."""
     local_size = network.workers_per_host if isinstance(scheme, Hierarchical) else 1
     return Workers(0, network.workers, local_size=local_size)
 
 
 class _Clock:
-    """Time on one worker: its thread's, and that of the collectives, which follow one another.
+    """Clock of one worker's thread and of its successive collectives.
 
     Args:
         accelerator: whether the backward pass computes elsewhere.
@@ -165,7 +166,7 @@ class _Clock:
         self._accelerator = accelerator
         self._overlap = overlap
         self._arrived = 0.0
-        self._free = 0.0  # when the collectives launched so far are done, had nothing held them up
+        self._free = 0.0  # when the launched collectives would be done without delays
         self._held_up = 0.0
 
     @property
@@ -173,7 +174,7 @@ class _Clock:
         return self._free + self._held_up
 
     def arrive(self, moment: float) -> None:
-        """The backward pass computes until what would be ``moment`` if nothing else happened."""
+        """Advance the backward pass to ``moment``, its time without interruptions."""
         if self._accelerator:
             self.now = max(self.now, moment)
         else:
@@ -181,14 +182,14 @@ class _Clock:
         self._arrived = moment
 
     def compute(self, seconds: float) -> None:
-        """The worker's thread computes, and may hold up the collectives that are going on."""
+        """Advance by the thread's computing, which may delay running collectives."""
         left = max(self.network_free - self.now, 0.0)
         going_on = min(seconds, left / self._overlap if self._overlap else math.inf) if left else 0.0
         self._held_up += (1 - self._overlap) * going_on
         self.now += seconds
 
     def launch(self, seconds: float, start: float | None = None) -> float:
-        """Starts a collective; returns what tells `wait` when it will be done."""
+        """Start a collective, and return its handle for `wait`."""
         start = max(self.now, self.network_free) if start is None else start
         self._free = start + seconds - self._held_up
         self.network_busy += seconds
@@ -211,7 +212,7 @@ def _arrivals(shapes: Shapes, backward: float) -> dict[str, float]:
 
 
 def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[str, float]) -> Cost:
-    """The rules of `horovod_quant.torch.buckets`, with the progress thread's work on the caller's core."""
+    """Model `horovod_quant.torch.buckets`, with the progress thread's work on the caller's core."""
     shapes, network, speeds = setting.shapes, setting.network, setting.speeds
     stretch = network.stretch()
     kernel_stretch = stretch * network.software.kernels
@@ -223,7 +224,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     stage = [0] * len(groups)  # collectives that each group has launched
     tickets = [0.0] * len(groups)
 
-    unfinished: deque[int] = deque()  # by when they launched their latest collective
+    unfinished: deque[int] = deque()  # in the order of their latest collectives' launches
 
     def advance(index: int) -> None:
         calls, request = works[index].stages[stage[index]]
@@ -236,14 +237,14 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     completes = {names[-1]: index for index, names in enumerate(groups)}
     in_groups = {name for names in groups for name in names}
     compressed = [name for name in arrivals if name in in_groups]
-    # What Horovod itself reduces: small gradients as they are, and the others' control tensors.
+    # Horovod reduces small gradients unchanged, and control tensors instead of the others.
     small_elements = sum(map(prod, shapes.values())) - sum(prod(shapes[name]) for name in compressed)
     rest = float32_allreduce(small_elements + CONTROL_BYTES // 4 * len(compressed))
     rest_ticket = 0.0
     for name in compressed:
         clock.arrive(arrivals[name])
         clock.compute(frontend + setting.staging / 2 * prod(shapes[name]))
-        if name == compressed[-1]:  # Horovod launches it bit by bit, most of it before
+        if name == compressed[-1]:  # Horovod launches it in parts, most of them earlier
             rest_ticket = clock.launch(collective_seconds(rest, network))
         if name in completes:
             advance(completes[name])
@@ -305,7 +306,7 @@ def _is_split(request: Request, lengths: Sequence[int], workers: Workers) -> boo
 
 
 def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, float]) -> Cost:
-    """Horovod's own exchange: what is waiting goes together."""
+    """Model Horovod's exchange without a scheme, which fuses all waiting gradients."""
     shapes, network = setting.shapes, setting.network
     element_bytes = 2 if half else 4
     to_half, from_half = (network.stretch() * cast if half else 0.0 for cast in setting.speeds.half)
@@ -343,7 +344,7 @@ def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, floa
 
 
 def _by_hook(method: Method, setting: Setting, accelerator: bool, arrivals: dict[str, float]) -> Cost:
-    """DDP's exchange, with this package's hook or PyTorch's own: one bucket after another."""
+    """Model DDP's exchange with a hook: one bucket after another."""
     shapes, network = setting.shapes, setting.network
     free = computing = in_network = 0.0  # when the hook's thread is free, and what it has spent
     requests: list[Request] = []
@@ -365,7 +366,7 @@ def _by_hook(method: Method, setting: Setting, accelerator: bool, arrivals: dict
 
 
 def _bucket_work(method: Method, setting: Setting, names: Sequence[str]) -> tuple[float, list[Request]]:
-    """Return seconds of computing for one of DDP's buckets, and its collectives."""
+    """Return the seconds of computing for one DDP bucket, and its collectives."""
     shapes, speeds, network = setting.shapes, setting.speeds, setting.network
     lengths = {name: prod(shapes[name]) for name in names}
     if not isinstance(method, Scheme):

@@ -1,7 +1,7 @@
-"""Links and accelerators by name, as users have them; docs/advise.md has their sources.
+"""Named links and accelerators; docs/advise.md has the sources.
 
-Units: seconds, bytes, bytes per second. A host's link counts in each direction, with all that is on the wire; a link
-between workers of a host is what NCCL assumes, or what a report has measured.
+Units: seconds, bytes, bytes per second. The bandwidth of a host's link is that of each direction, headers included;
+that between workers of a host is NCCL's assumption or a report's measurement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INFINIBAND, PCIE, NVLINK = 9.6e-6, 5.7e-6, 3.4e-6
 
 
 class Fabric(NamedTuple):
-    """The bandwidth of a kind of links, each direction, and the latency of a message besides its bytes."""
+    """Bandwidth of a link in each direction, and latency per message."""
 
     bandwidth: float
     latency: float
@@ -31,7 +31,7 @@ BETWEEN_HOSTS = {
     "infiniband-hdr": Fabric(200 * GIGABIT, INFINIBAND),
     "infiniband-ndr": Fabric(400 * GIGABIT, INFINIBAND),
 }
-"""A host's link to the others."""
+"""Links between hosts."""
 
 INSIDE_HOST = {
     "pcie3": Fabric(12 * GIGABYTE, PCIE),
@@ -42,7 +42,7 @@ INSIDE_HOST = {
     "nvlink3-pair": Fabric(4 * 20.0 * GIGABYTE, NVLINK),
     "nvlink4": Fabric(18 * 20.6 * GIGABYTE, NVLINK),
 }
-"""Between workers of a host: V100, A100 (all links, or those between two of four on a board), H100."""
+"""Links between workers of a host: V100, A100 (all, or between two of four on a board), H100."""
 
 ACCELERATORS = {"v100": 900 * GIGABYTE, "a100": 2039 * GIGABYTE, "h100": 3350 * GIGABYTE}
-"""The bandwidth of their memory."""
+"""Memory bandwidths of accelerators."""

@@ -1,6 +1,6 @@
-"""Gradients that share collectives, and the names that Horovod's response cache must hold.
+"""Gradients that share collectives, and the number of Horovod response cache entries.
 
-The frontends decide; these functions say, without a framework, what they decide for given shapes.
+These functions reproduce the frontends' decisions for given shapes, without a framework.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from horovod_quant.schemes.base import Allreduce, Scheme
 
 
 def compressed_names(scheme: Scheme, shapes: Shapes) -> list[str]:
-    """Return the gradients that are not too small to be compressed, in the order of the shapes."""
+    """Return the names of gradients large enough to be compressed, in order."""
     policy = Policy(scheme, MIN_ELEMENTS)
     return [name for name, shape in shapes.items() if policy.scheme_for(name, prod(shape)) is not None]
 
 
 def torch_groups(scheme: Scheme, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> list[list[str]]:
-    """Return the names of each group of PyTorch, in the order in which groups complete.
+    """Return the names in each PyTorch group, in order of completion.
 
     Args:
-        scheme: of all gradients.
-        shapes: of all parameters, in the order of registration; float32.
+        scheme: scheme of all gradients.
+        shapes: shapes of all float32 parameters, in the order of registration.
         group_bytes: see `horovod_quant.frontends.frontend.BaseCompressor`.
     """
     names = reversed(compressed_names(scheme, shapes))
@@ -34,11 +34,11 @@ def torch_groups(scheme: Scheme, shapes: Shapes, group_bytes: int = GROUP_BYTES)
 
 
 DDP_BUCKET_BYTES = (2**20, 25 * 2**20)
-"""Sizes at which DDP's first bucket, and each other one, is full (PyTorch 2.13)."""
+"""Byte limits of DDP's first bucket and of others (PyTorch 2.13)."""
 
 
 def ddp_buckets(shapes: Shapes) -> list[list[str]]:
-    """Return the names of each of DDP's buckets by default, in the order in which they are complete."""
+    """Return the names in each default DDP bucket, in order of completion."""
     buckets: list[list[str]] = [[]]
     size = 0
     for name in reversed(shapes):
@@ -51,11 +51,9 @@ def ddp_buckets(shapes: Shapes) -> list[list[str]]:
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
-    """Return the number of names that PyTorch's exchange takes in Horovod's response cache.
+    """Return the number of response cache entries of an exchange in PyTorch.
 
-    Without a scheme it is that of no compression.
-
-    Each gradient's own operation, each group's collectives, and the active-rank query.
+    They are each gradient's operation, each group's collectives, and the active-rank query; None: no compression.
     """
     if scheme is None:
         return len(shapes)
@@ -64,9 +62,9 @@ def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = 
 
 
 def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
-    """Return the same number for TensorFlow without ``groups=``: each gradient has collectives of its own.
+    """Return the number of response cache entries in TensorFlow without ``groups=``.
 
-    There the active-rank query comes only where workers gather.
+    Each gradient has separate collectives, and only workers that gather make the active-rank query.
     """
     if scheme is None:
         return len(shapes)

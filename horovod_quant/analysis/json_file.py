@@ -1,4 +1,4 @@
-"""Reading the JSON files that commands are given."""
+"""Reader of the JSON files that users give to commands."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 MOST_CHARACTERS = 2**28
-"""More than any of these files has; a device may never end."""
+"""Most bytes that are read, more than any such file has: a device file may never end."""
 
 
 def read_json(path: str | Path) -> Any:
-    """The value in a file.
+    """Return the value in a JSON file.
 
     Raises:
         ValueError: it is not JSON.

@@ -1,6 +1,6 @@
-"""Speeds of this machine's kernels, measured in a second or two.
+"""Measurement of kernel speeds on this machine, in a second or two.
 
-Units: seconds, of the CPU.
+Units: CPU seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from horovod_quant.schemes.hierarchical import Hierarchical
 
 
 class Speed(NamedTuple):
-    """Seconds for each element: with one worker's array, and for each further worker's."""
+    """Seconds per element with one worker's array, and per further worker."""
 
     first: float
     more: float = 0.0
@@ -48,15 +48,15 @@ class KernelSpeeds:
     """Speeds of kernels and casts on one core of a machine.
 
     Attributes:
-        kernels: by the kernel's name and its bits (0 where it has none).
-        half: a cast to float16, and back.
+        kernels: speeds by a kernel's name and bits (0 where it has none).
+        half: seconds per element of a cast to float16, and back.
     """
 
     kernels: Mapping[tuple[str, int], Speed]
     half: tuple[float, float] = (5e-10, 5e-10)
 
     def seconds(self, calls: Iterable[Call]) -> float:
-        """Seconds of kernel calls, one after another.
+        """Return the seconds of successive kernel calls.
 
         Raises:
             KeyError: a kernel has not been measured.
@@ -64,7 +64,7 @@ class KernelSpeeds:
         return sum(self._speed(call).seconds(call.elements, call.arrays) for call in calls)
 
     def as_json(self) -> dict[str, Any]:
-        """In JSON's types."""
+        """Return the speeds in types of JSON."""
         return {
             "kernels": [[kernel, bits, *speed] for (kernel, bits), speed in self.kernels.items()],
             "half": list(self.half),
@@ -72,7 +72,7 @@ class KernelSpeeds:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> KernelSpeeds:
-        """Return the speeds that `as_json` has written."""
+        """Return the speeds that `as_json` returned."""
         measured = {(kernel, bits): Speed(first, more) for kernel, bits, first, more in found["kernels"]}
         return KernelSpeeds(measured, tuple(found["half"]))
 
@@ -82,7 +82,7 @@ class KernelSpeeds:
         measured = [bits for kernel, bits in self.kernels if kernel == call.kernel]
         if not measured:
             raise KeyError(f"{call.kernel} has not been measured: give measure_kernels() its scheme")
-        # A scheme whose bits depend on the number of workers has been measured with few of them.
+        # A scheme whose bits depend on the number of workers was measured with few workers.
         nearest = min(measured, key=lambda bits: abs(bits - call.bits))
         return self.kernels[call.kernel, nearest]
 
@@ -95,7 +95,7 @@ def measure_kernels(
     kernels: str = "auto",
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> KernelSpeeds:
-    """Measures the kernels that some schemes need, on one core of this machine.
+    """Measure the kernels of some schemes on one core of this machine.
 
     Each scheme's exchange is run on real arrays, with one worker and with four (hierarchical: four hosts of four, and a
     single one) that all use the same arrays. CPU time is measured for every kernel, so other processes do not count;
@@ -135,7 +135,7 @@ def measure_kernels(
 
 
 def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
-    """Return a subset of the schemes that has every kernel and width of all of them."""
+    """Return fewer schemes that use every kernel and width of all."""
     kept: list[Scheme] = []
     known: set[tuple[str, int]] = set()
     for scheme in dict.fromkeys(schemes):
@@ -159,7 +159,7 @@ def _measured(scheme: Scheme) -> list[Workers]:
 
 
 def _calls_alone(scheme: Scheme, workers: Workers) -> list[Call]:
-    """The kernels of `_run_alone`."""
+    """Return the kernel calls of `_run_alone`."""
     try:
         return cached_work_of(scheme, (2**20,), workers.size, workers.local_size).calls
     except ValueError:
@@ -167,7 +167,7 @@ def _calls_alone(scheme: Scheme, workers: Workers) -> list[Call]:
 
 
 def _run_alone(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: Any) -> None:
-    """One worker's part of an exchange in which all workers have the same gradient; nothing if they are too many."""
+    """Run one worker of an exchange of equal gradients; do nothing if workers are too many."""
     try:
         scheme = resolved(scheme, workers)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Names and shapes of the gradients of known models, computed from their architectures.
+"""Names and shapes of known models' gradients, computed from their architectures.
 
-The order is that in which a model registers its parameters; a backward pass takes them in about the reverse order.
+They are in the order of registration, about the reverse of that of a backward pass.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 Shapes = dict[str, tuple[int, ...]]
-"""Shape of each gradient, by the parameter's name, in the order of registration."""
+"""Shapes of gradients by parameter name, in the order of registration."""
 
 
 def elements(shapes: Shapes) -> int:
@@ -48,7 +48,7 @@ def resnet(stages: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int =
 
 
 def vgg(stages: Sequence[int] = (2, 2, 3, 3, 3), width: int = 64, classes: int = 1000) -> Shapes:
-    """VGG (Simonyan and Zisserman 2015) for images of 224 x 224, named as in torchvision.
+    """VGG for 224x224 images (Simonyan and Zisserman 2015), named as in torchvision.
 
     Args:
         stages: convolutions of each stage; (2, 2, 3, 3, 3) is VGG-16, configuration D.

@@ -1,8 +1,8 @@
-"""The time of a collective: the alpha-beta model, and what Horovod's software adds.
+"""Time of a collective: the alpha-beta model plus Horovod's software costs.
 
 A message of b bytes takes ``latency + b / bandwidth``. In addition, processors copy, sum, and run TCP, and workers that
-share cores wait for one another. A *lab* on one machine is all contention, a cluster has hardly any: `Network` has the
-number of cores per worker.
+share cores wait for one another: always in a *lab* on one machine, hardly ever in a cluster. `Network` has the number
+of cores per worker.
 
 Units: seconds, bytes, bytes per second. 1 Gbit/s is 125e6 bytes per second.
 
@@ -29,27 +29,27 @@ from horovod_quant.schemes.base import (
 from horovod_quant.transports.traffic import sent_bytes
 
 GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
-"""Horovod's."""
+"""Controllers of Horovod."""
 
 DDP = "ddp"
 """PyTorch's DistributedDataParallel over Gloo, without Horovod."""
 
 MEASURED = (GLOO, MPI)
-"""Controllers of the lab: calibrations are of these."""
+"""Controllers of the lab, for which there are calibrations."""
 
 CONTROLLERS = (*MEASURED, NCCL, DDP)
 
 MOST_WORKERS = 8192
-"""Limit of the commands: the model looks at what each worker sends, which takes up to a minute for these."""
+"""Most workers in commands: the model takes up to a minute for this number."""
 
 PAYLOAD_SHARE = 1448 / 1514
-"""Share of a full Ethernet frame (MTU 1,500) that is payload of TCP, with timestamps."""
+"""TCP payload's share of a full Ethernet frame (MTU 1,500), with timestamps."""
 
 LOCAL_BANDWIDTH = 1e9
 """Bytes per second between two workers of a host, through the processor."""
 
 HALF_SUM_SECONDS = 1.5e-8
-"""CPU seconds for each float16 element that Horovod adds in an allreduce: it does so in software, on one core.
+"""CPU seconds per float16 element that Horovod adds in software.
 
 With 2 workers, ResNet-50 and Gloo fp16 takes a quarter of a second longer than none (docs/speed.md), for 12.8 million
 additions on each worker by a thread that shares its core with one that spins.
@@ -58,10 +58,10 @@ additions on each worker by a thread that shares its core with one that spins.
 
 @dataclass(frozen=True)
 class Software:
-    """The cost of Horovod, its transport and the frontend in addition to the wire.
+    """Costs of Horovod, transport and frontend in addition to the wire.
 
-    The defaults are what `calibration.calibrate` found on the lab's unshaped links, rounded; values for another machine
-    come from its own ``horovod-quant bench``.
+    The defaults are the rounded results of `calibration.calibrate` on the lab's unshaped links; values for another
+    machine come from ``horovod-quant bench`` on it.
 
     Args:
         overhead: seconds that Horovod adds to a collective: it looks for new ones every HOROVOD_CYCLE_TIME (1 ms), and
@@ -70,12 +70,12 @@ class Software:
         copy: CPU seconds per byte of a collective's array, to copy it into Horovod's buffer and out of it.
         stream: CPU seconds per byte sent, for TCP on both sides and adding.
         half_sum: CPU seconds per float16 element that Horovod adds.
-        kernels: time of kernels in a training step, relative to running them alone in a loop.
+        kernels: relative time of kernels in a training step, 1 being that in a loop.
         contention: n threads on one core take ``n ** contention`` times the time of one: 1 is fair sharing; above 1,
             workers, which wait for the slowest of them, also wait for the scheduler.
         allreduce, allgather, alltoall: time of such a collective on the wire, relative to that of its bytes after
             `turns`.
-        launch: seconds of the host for each kernel launch on an accelerator, one for each group and stage.
+        launch: host seconds per kernel launch on an accelerator, one for each group and stage.
 
     Raises:
         ValueError: a number is out of range.
@@ -100,20 +100,21 @@ class Software:
 
 
 LAUNCH_SECONDS = 1.05e-4
-"""Time of the host for a kernel launch on a GPU: 90 to 120 us on an H100's host, whatever the size
-(docs/gpu.md), before many gradients shared a launch."""
+"""Host seconds per kernel launch on a GPU: 90 to 120 us on an H100's host.
+
+They do not depend on the size (docs/gpu.md), and are from before many gradients shared a launch."""
 
 DDP_SOFTWARE = Software(overhead=3e-4, gradient=1e-5)
-"""What `calibration.calibrate` found under DDP on the lab's unshaped links, rounded."""
+"""Rounded results of `calibration.calibrate` under DDP on the lab's unshaped links."""
 
 NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
-"""The wire alone, and kernels as measured."""
+"""Software without cost: the wire alone, and kernels as measured."""
 
 
 def nccl_software(memory_bandwidth: float) -> Software:
-    """The software if accelerators copy and add, and NCCL moves the bytes: the CPU does not touch them.
+    """Return the software costs with NCCL, which bypasses the CPU.
 
-    Horovod's own overhead and the frontend's work per gradient are those of the lab, launches those of an H100's host.
+    Horovod's overhead and the frontend's work per gradient are those of the lab, launches those of an H100's host.
 
     Args:
         memory_bandwidth: bytes per second of an accelerator's memory: an array is read and written on its way into
@@ -123,7 +124,7 @@ def nccl_software(memory_bandwidth: float) -> Software:
 
 
 def default_software(controller: str) -> Software:
-    """Return what was measured in the lab with a controller."""
+    """Return the software costs measured in the lab with a controller."""
     return DDP_SOFTWARE if controller == DDP else Software()
 
 
@@ -142,7 +143,7 @@ class Network:
         local_latency: seconds of a message between two workers of one host.
         cores_per_worker: CPU cores per worker; less than 1 where workers share cores, as all hosts of a lab do.
         controller: ``"gloo"``, ``"mpi"``, or ``"nccl"`` for gradients on accelerators; ``"ddp"`` without Horovod.
-        software: what software adds.
+        software: costs of software.
 
     Raises:
         ValueError: a number is out of range.
@@ -180,9 +181,9 @@ class Network:
         return self.hosts * self.workers_per_host
 
     def within(self, group: str) -> Network:
-        """The network of a request's group: all, those of a host, or one worker of each host.
+        """Return the network of a group: all workers, a host's, or one per host.
 
-        All groups of a kind exchange at the same time: those between hosts share each host's link.
+        All groups of a kind exchange at the same time; groups between hosts share each host's link.
         """
         if group == LOCAL:
             return replace(self, hosts=1)
@@ -191,18 +192,18 @@ class Network:
         return self
 
     def stretch(self, threads: int = 1) -> float:
-        """Return the time of CPU work relative to that on a core of its own.
+        """Return the time of CPU work relative to an uncontended core.
 
         Args:
-            threads: of each worker that want to run at the time.
+            threads: number of runnable threads of each worker.
         """
         return max(1.0, threads / self.cores_per_worker) ** self.software.contention
 
     @property
     def overlap(self) -> float:
-        """Share of a worker's computing during which its collectives continue.
+        """Return the share of a worker's computing during which collectives continue.
 
-        All of it with two cores for each worker, one of them for Horovod's thread; nothing where two workers share one.
+        It is 1 with two cores per worker, one of them for Horovod's thread, and 0 where two workers share one.
         In the lab, 4 workers on 2 cores take the time of the wire and of all CPU work, and 2 workers less.
         """
         none, full = 0.5, 2.0
@@ -210,18 +211,18 @@ class Network:
 
 
 def messages(request: Request, workers: int) -> int:
-    """Messages that follow one another in a collective: ``2 (n-1)`` in a ring allreduce, ``n-1`` in the others."""
+    """Return the number of successive messages: ``2 (n-1)`` in a ring allreduce, else ``n-1``."""
     if not isinstance(request, (Allreduce, CustomAllreduce, Allgather, Alltoall)):
         raise TypeError(f"not a request: {request!r}")
     return (2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1) * (workers - 1)
 
 
 def latency_seconds(request: Request, network: Network) -> float:
-    """Seconds of a collective's messages without their bytes.
+    """Return a collective's seconds of latency.
 
-    A ring's steps inside a host take the local latency under NCCL, which puts the hosts' workers next to each other and
-    lets each look for itself; under Gloo and MPI all wait for the slowest. For an allreduce NCCL takes a tree between
-    hosts where that is faster: twice its depth, and down a chain inside the host (src/graph/tuning.cc of NCCL 2.8).
+    A ring's steps inside a host take the local latency under NCCL, where a host's workers are neighbours that do not
+    wait for all others; under Gloo and MPI all wait for the slowest. For an allreduce NCCL takes a tree between hosts
+    where that is faster: twice its depth, and down a chain inside the host (src/graph/tuning.cc of NCCL 2.8).
     """
     steps = messages(request, network.workers)
     if network.controller != NCCL:
@@ -236,13 +237,14 @@ def latency_seconds(request: Request, network: Network) -> float:
 
 
 def turns(request: Request, network: Network) -> float:
-    """Time of a collective on the wire, relative to that of its bytes, because the two directions take turns.
+    """Return a collective's slow-down from directions of a link that take turns.
 
     A receiver of Gloo announces that it is ready on the connection on which it sends data, after it has begun to do so
     (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two workers
     exchange large messages, the later announcement waits behind data, and the two directions follow one another: in a
-    gather of two workers, who add instead (`transports.pairwise_via_allreduce`), and in an alltoall for each pair, the
-    less the more other pairs fill the link. Rings of three and more, allreduces, and NCCL use both directions at once.
+    gather of two workers, which add instead (`transports.pairwise_via_allreduce`), and in an alltoall for each pair,
+    the less the more other pairs fill the link. Rings of three and more, allreduces, and NCCL use both directions at
+    once.
 
     Under DDP this package posts its receives before it sends.
 
@@ -265,7 +267,7 @@ def turns(request: Request, network: Network) -> float:
 
 
 def link_bytes(request: Request, network: Network) -> float:
-    """Bytes that a host sends to other hosts in a collective.
+    """Return the bytes a host sends to other hosts in a collective.
 
     In a ring every worker sends to the next one, so a host's link carries the bytes of one worker, however many there
     are on the host. In an alltoall, and among groups of one worker of each host, all workers of a host use its link.
@@ -282,7 +284,7 @@ def link_bytes(request: Request, network: Network) -> float:
 
 
 def wire_seconds(request: Request, network: Network) -> float:
-    """Seconds of a collective's bytes on the wire, without latencies; the slowest hop determines them."""
+    """Return the seconds of a collective's bytes on the slowest hop."""
     inside = network.within(request.group)
     seconds = link_bytes(request, network) / (PAYLOAD_SHARE * network.bandwidth)
     if inside.workers_per_host > 1:
@@ -294,12 +296,12 @@ def wire_seconds(request: Request, network: Network) -> float:
 
 
 def collective_seconds(request: Request, network: Network, *, threads: int = 1, halves: float = 0.0) -> float:
-    """Seconds of one collective, including Horovod's overhead; for one worker the overhead alone.
+    """Return the seconds of one collective, including Horovod's overhead.
 
     Args:
-        request: what a scheme asks for; its ``parts`` are the bytes that this worker contributes.
-        network: who takes part.
-        threads: of each worker that want to run meanwhile: 2 where Horovod waits by spinning.
+        request: the collective; its ``parts`` are the bytes that this worker contributes.
+        network: the participants; for one worker there is the overhead alone.
+        threads: runnable threads of each worker: 2 where Horovod waits by spinning.
         halves: float16 elements in the array, which Horovod adds in software.
     """
     wire = wire_seconds(request, network)
@@ -312,7 +314,7 @@ def collective_seconds(request: Request, network: Network, *, threads: int = 1, 
         software.stream * sum(sent_bytes(request, workers))
         + software.half_sum * halves * (workers - 1) / workers
     )
-    # Where cores are short, a sender's and a receiver's both have to be free: they are for the wire's share of time.
+    # Where cores are scarce, a sender's and a receiver's must both be free, as they are for the wire's share of time.
     idle = wire / (wire + processor) if wire else 0.0
     hidden = network.overlap + (1 - network.overlap) * idle**2
     return (

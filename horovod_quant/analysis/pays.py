@@ -1,6 +1,6 @@
-"""The table of where compression pays: models, networks and numbers of hosts with an accelerator each.
+"""Table of models, networks and host numbers for which compression pays.
 
-No cell has been measured: that is what "modelled" says beside each of them.
+Hosts have one accelerator each. No cell has been measured, so each is marked "modelled".
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from horovod_quant.analysis.steps import Step
 from horovod_quant.schemes.base import Scheme
 
 ACCELERATOR, PEAK = "a100", 312e12
-"""Whose memory and operations a second (bfloat16, dense, by NVIDIA's data sheet) are assumed."""
+"""Assumed accelerator, and its dense bfloat16 operations per second (NVIDIA's data sheet)."""
 
 BACKWARD = 2 / 3
-"""Share of a step: the backward pass has twice the forward pass's operations."""
+"""Backward pass's share of a step: it has twice the forward pass's operations."""
 
 LATENCY = 50e-6
 GIGABITS = (1, 10, 25, 100)
@@ -37,8 +37,8 @@ class Job(NamedTuple):
     """The work of one accelerator in a step.
 
     Attributes:
-        title: of the model.
-        batch: of one accelerator, for people.
+        title: the model's name for people.
+        batch: text of one accelerator's batch.
         operations: floating-point operations of forward and backward pass.
         attained: share of `PEAK` that is assumed to be reached.
     """
@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
 
 def _transformer(model: str, title: str) -> Job:
-    """Six operations a parameter and token (Kaplan et al., 2020, "Scaling laws for neural language models")."""
+    """Return 6 operations per parameter and token (Kaplan et al., 2020, arXiv:2001.08361)."""
     return Job(title, f"{TOKENS:,} tokens", 6.0 * elements(MODELS[model]) * TOKENS, 0.4)
 
 
@@ -68,26 +68,26 @@ JOBS = {
 
 
 class Cell(NamedTuple):
-    """The answer for a model between hosts: how many times faster to the same loss, and with what; None: not."""
+    """Best speed-up to the same loss, and its method; None: none pays."""
 
     gain: float
     code: str | None
 
     @property
     def text(self) -> str:
-        """``2.1x with EDEN(bits=4), modelled``."""
+        """Return text such as ``2.1x with EDEN(bits=4), modelled``."""
         if self.code is None:
             return "does not pay, modelled"
         return f"{self.gain:.1f}x with {self.code.removeprefix('hvq.').removeprefix('hvd.Compression.')}, modelled"
 
 
 def cell(model: str, hosts: int, bandwidth: float, latency: float = LATENCY) -> Cell:
-    """The cell for one of `JOBS`.
+    """Return the table's cell for one of `JOBS`.
 
     Args:
-        model: its name.
-        hosts: with an accelerator each.
-        bandwidth: of a host's link, bytes per second each way.
+        model: name of the job.
+        hosts: number of hosts with one accelerator each.
+        bandwidth: bytes per second of a host's link, each way.
         latency: seconds of a message.
     """
     network = Network(hosts, 1, bandwidth, latency)
@@ -98,7 +98,7 @@ def cell(model: str, hosts: int, bandwidth: float, latency: float = LATENCY) -> 
 
 
 def modelled(where: Setting, step: Step) -> Sequence[Row]:
-    """A row for each method whose kernels run on the accelerator."""
+    """Return a row for each method whose kernels run on the accelerator."""
     chosen = [
         choice
         for choice in advice.considered(where)

@@ -1,4 +1,4 @@
-"""The recommended method, the best of the others, and the reasons against the rest."""
+"""Recommended method, the best others, and the reasons against the rest."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
 
 AS_FAST = 1.02
-"""Up to this ratio of times methods count as equal, and the smaller nmse decides."""
+"""Ratio of times up to which methods count as equally fast; then nmse decides."""
 
 FEW = 5
-"""Methods that are shown beside none."""
+"""Number of methods shown in addition to no compression."""
 
 NOTHING_FASTER = "no method is meaningfully faster"
 
 
 class Recommendation(NamedTuple):
-    """The answer.
+    """A recommended method and the reasons.
 
     Attributes:
-        method: its name.
-        code: what a script has after ``compression=``.
-        faster: how much faster it is, in a sentence.
-        why: the reason, and what is faster but not recommended.
+        method: name of the method.
+        code: value of ``compression=`` in a script.
+        faster: the speed-up, in a sentence.
+        why: the reason, and faster methods that are not recommended.
     """
 
     method: str
@@ -39,14 +39,14 @@ class Recommendation(NamedTuple):
 
 
 def recommend(rows: Sequence[Row], setting: Setting, max_nmse: float = MOST_NMSE) -> Recommendation:
-    """The method that reaches the same loss first, among those that pay and are within ``max_nmse``; otherwise none.
+    """Recommend the fastest paying method within ``max_nmse``, or no compression.
 
     A method that is another optimizer, or does not state its nmse, is mentioned if it is faster still, but never
     recommended.
 
     Args:
-        rows: of `compare`; the first is that of no compression.
-        setting: what they were computed for.
+        rows: predictions of all methods, that of no compression first.
+        setting: the setting of the predictions.
         max_nmse: see `Row.nmse`.
     """
     none = rows[0]
@@ -68,19 +68,19 @@ def recommend(rows: Sequence[Row], setting: Setting, max_nmse: float = MOST_NMSE
 
 
 def is_fine(row: Row, max_nmse: float) -> bool:
-    """True if it averages, states its nmse, and keeps to the limit."""
+    """True if the method averages, and its nmse is within the limit."""
     return row.own_optimizer is None and row.nmse is not None and row.nmse <= max_nmse
 
 
 def first(good: Sequence[Row]) -> Row:
-    """Return the first at the same loss; of those within `AS_FAST`, the one with the smallest nmse."""
+    """Return the fastest to the same loss; within `AS_FAST`, that with the smallest nmse."""
     shortest = min(map(_time, good))
     equal = [row for row in good if _time(row) <= AS_FAST * shortest]
     return min(equal, key=lambda row: (row.nmse or 0.0, _time(row)))
 
 
 def best_few(rows: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE) -> list[Row]:
-    """Return none, and the best `FEW`: the recommended one, and the fastest of each other family."""
+    """Return no compression and `FEW` methods: the recommended one, and other families' fastest."""
     none = rows[0]
     chosen = {row.choice.family: row for row in rows[1:] if row.name == recommended}
     fine = [row for row in rows[1:] if row.step is not None and is_fine(row, max_nmse)]
@@ -92,7 +92,7 @@ def best_few(rows: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE)
 def fallen_out(
     rows: Sequence[Row], shown: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE
 ) -> list[str]:
-    """Return a line for each family that is not shown: why it fell out."""
+    """Return a line for each family left out, with the reason."""
     best = next(row for row in rows if row.name == recommended)
     families: dict[str, list[Row]] = {}
     for row in rows:
@@ -138,7 +138,7 @@ def _optimizer(row: Row) -> str:
 
 
 def step_of(row: Row) -> float:
-    """Seconds of a step of a method that is possible."""
+    """Return the seconds of a step of a possible method."""
     assert row.step is not None
     return row.step
 
@@ -168,7 +168,7 @@ def _quality(row: Row, setting: Setting) -> str:
 
 
 def shares_levels(scheme: Scheme, workers: int) -> bool:
-    """True if a flat scheme has fewer levels because the integers of all workers are summed."""
+    """True if the sum of all integers limits a flat scheme's levels."""
     return scheme.levels_left(workers, workers) != scheme.levels_left(1, 1)
 
 
@@ -188,7 +188,7 @@ def _stay(rows: Sequence[Row]) -> str:
 
 
 def _not_recommended(paying: Sequence[Row], best: Row, max_nmse: float) -> list[str]:
-    """A sentence each on the fastest that is too rough, another optimizer, or of unknown nmse."""
+    """Return sentences on faster methods: too rough, another optimizer, or unknown nmse."""
     faster = sorted((row for row in paying if step_of(row) < step_of(best)), key=step_of)
     rough = [row for row in faster if row.nmse is not None and row.nmse > max_nmse]
     clearly = [row for row in faster if step_of(row) * AS_FAST < step_of(best)]

@@ -12,16 +12,16 @@ from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.models import Shapes, elements
 
 MOST_ELEMENTS = 2**33
-"""Limit for all gradients: 32 GiB, which the model goes through in less than a minute."""
+"""Size limit of all gradients: 32 GiB, which the model handles within a minute."""
 
 MOST_SIZES = 32
-"""Limit for a gradient: that of numpy."""
+"""Size limit of a gradient, from numpy."""
 
 _INLINE = re.compile(r"[0-9]+(x[0-9]+)*")
 
 
 def parse_shapes(given: Sequence[str]) -> Shapes:
-    """Shapes such as ``["1000x1000", "64"]``, or those in a file, ``["shapes.json"]``.
+    """Return shapes from ``["1000x1000", "64"]``, or from a file, ``["shapes.json"]``.
 
     The file holds an object of lists of sizes, ``{"fc.weight": [10, 64], "fc.bias": [10]}``, or is what ``horovod-quant
     bench --json`` has written.
@@ -50,10 +50,10 @@ def _from_file(path: str) -> Shapes:
 
 
 def shapes_of(path: str | Path, found: Any) -> Shapes:
-    """The shapes that a file's object gives.
+    """Return the shapes in a file's object.
 
     Raises:
-        ValueError: they are none.
+        ValueError: it has no valid shapes.
     """
     if not isinstance(found, dict) or not found:
         raise ValueError(f'{path}: write an object of lists of sizes, such as {{"fc.weight": [10, 64]}}')

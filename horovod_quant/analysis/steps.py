@@ -1,4 +1,4 @@
-"""Training steps with their exchanges: how long they take, and below which bandwidth a method pays."""
+"""Time of training steps with an exchange, and break-even bandwidths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Step:
     """A training step on one worker without any exchange.
 
     Args:
-        seconds: of the whole step.
+        seconds: seconds of the whole step.
         backward: seconds of it in which gradients become ready, so that an exchange can overlap.
         accelerator: whether the backward pass leaves this host's cores free.
 
@@ -33,21 +33,21 @@ class Step:
 
 
 def step_seconds(method: Method, setting: Setting, step: Step) -> float:
-    """Seconds of a training step with its exchange.
+    """Return the seconds of a training step with its exchange.
 
     Args:
         method, setting: see `exchange_cost`.
-        step: without the exchange.
+        step: the step without the exchange.
     """
     cost = exchange_cost(method, setting, backward=step.backward, accelerator=step.accelerator)
     return step.seconds + cost.exposed
 
 
 def break_even_bandwidth(method: Method, setting: Setting, step: Step) -> float:
-    """Return the bandwidth between hosts, in bytes per second, below which a method beats none.
+    """Return the bytes per second between hosts below which a method pays.
 
     Args:
-        method, setting, step: see `step_seconds`; the network's ``bandwidth`` does not count.
+        method, setting, step: see `step_seconds`; the network's ``bandwidth`` is ignored.
 
     Returns:
         0 if it never does; inf if it does at 1e15 bytes per second, and so at every speed. On a single host, where
@@ -61,7 +61,7 @@ def break_even_bandwidth(method: Method, setting: Setting, step: Step) -> float:
     lowest, highest, precision = 1e3, 1e15, 1.001
     if gain(lowest) <= 0:
         return 0.0
-    # The first bandwidth at which it no longer pays: gains need not fall evenly where much is hidden.
+    # The lowest bandwidth at which it no longer pays: gains are not monotonic where much is hidden.
     low, high = lowest, lowest
     while gain(high) > 0:
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Rates and times as people write them: ``10gbit``, ``10Gbps``, ``10G``, ``10gbe``; ``50us``, ``1ms``."""
+"""Parser of rates and times: ``10gbit``, ``10Gbps``, ``10G``, ``10gbe``; ``50us``, ``1ms``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _AFTER = ("bit", "bit/s", "bits", "bps", "b/s", "b", "be", "")
 RATES, TIMES = (1.0, 1e18), (0.0, 1e9)
-"""Bits per second, and seconds: the model's numbers stay finite."""
+"""Limits of rates and seconds that keep the model's numbers finite."""
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of a rate in bits, such as ``2.5gbit``, ``10Gbps``, ``10G`` or ``10GbE``; inf for ``none``.
+    """Return the bytes per second of ``2.5gbit``, ``10Gbps``, ``10G`` or ``10GbE``; inf for ``none``.
 
     Raises:
         ValueError: ``text`` is not a rate, or one in bytes.
@@ -33,7 +33,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of a time such as ``50us``, ``1ms`` or ``0.35``, which is in seconds.
+    """Return the seconds of ``50us``, ``1ms`` or ``0.35``, which is in seconds.
 
     Raises:
         ValueError: ``text`` is not a time.
@@ -62,7 +62,7 @@ def show_rate(bandwidth: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """``350 ms``, ``1.24 s``."""
+    """Return seconds as text: ``350 ms``, ``1.24 s``."""
     unit, name = next(
         ((unit, name) for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if seconds >= unit),
         (1e-9, "ns"),

@@ -1,7 +1,7 @@
-"""A worker's part of an exchange: kernel calls and requests, as the scheme itself makes them.
+"""Kernel calls and requests of one worker, from the scheme's code.
 
-A scheme is run with kernels that compute nothing, on arrays without memory, so that the requests of a large model's
-exchange among hundreds of workers are there in milliseconds. No formula of a scheme is repeated here.
+A scheme runs with kernels that compute nothing, on arrays without memory, so that a large model's exchange among
+hundreds of workers takes milliseconds. No formula of a scheme is repeated here.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ KERNELS = {
     "decode_signs": DECODE,
     "scale": DECODE,
 }
-"""The kernels whose work grows with the number of elements, by what they are for; others count as `ENCODE`."""
+"""Phases of the kernels whose work grows with the elements; others count as `ENCODE`."""
 
 WITH_TRELLIS = "_trellis"
-"""End of a call's name where the kernel takes a trellis, which is other work."""
+"""Suffix of a call's name where the kernel uses a trellis."""
 
 
 def phase_of(kernel: str) -> str:
-    """Return `NORMS`, `ENCODE` or `DECODE`."""
+    """Return the phase of a kernel: `NORMS`, `ENCODE` or `DECODE`."""
     return KERNELS.get(kernel.removesuffix(WITH_TRELLIS), ENCODE)
 
 
@@ -89,10 +89,10 @@ _OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
     "to_float16": lambda elements, given: (elements, np.float16),
     "vote": lambda elements, given: (elements // ROW, np.int32),
 }
-"""Lengths and types of what kernels return that are given no place for it; else it is a float32 number an element."""
+"""Lengths and dtypes of kernel results without ``out``; by default one float32 per element."""
 
 _SECOND = {"encode_rotated": np.float32, "encode_rotated_sum": np.int32}
-"""Types of the further results, one a tile, of kernels that have one."""
+"""Dtypes of kernels' second results, one number per tile."""
 
 _ZEROS = bytes(8)
 
@@ -100,7 +100,7 @@ _SIGNATURES = {name: inspect.signature(getattr(reference, name)) for name in KER
 
 
 class Call(NamedTuple):
-    """A kernel's work: ``elements`` of the gradient, and the number of workers' arrays that it reads for each."""
+    """Work of a kernel call: gradient elements, and the number of workers' arrays read for each."""
 
     kernel: str
     bits: int
@@ -109,7 +109,7 @@ class Call(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A worker's part of the exchange of a group of gradients.
+    """Kernel calls and requests of one worker for a group.
 
     Attributes:
         stages: for each collective, the kernel calls before it and the request itself.
@@ -125,7 +125,7 @@ class Work(NamedTuple):
 
 
 def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
-    """A kernel's call by its arguments, and the arguments by name, of those in `KERNELS`."""
+    """Return a kernel's `Call`, and arguments by name if in `KERNELS`."""
     if kernel not in KERNELS:
         sizes = [each.size for each in (*arguments, *named.values()) if isinstance(each, np.ndarray)]
         return Call(kernel, 0, max(sizes, default=0)), {}
@@ -147,7 +147,7 @@ def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple
 
 
 def resolved(scheme: Scheme, workers: Workers) -> Scheme:
-    """Return the scheme with the arguments that these workers use.
+    """Return the scheme with its arguments for these workers.
 
     Raises:
         ValueError: the scheme's arguments cannot serve them.
@@ -158,13 +158,13 @@ def resolved(scheme: Scheme, workers: Workers) -> Scheme:
 
 
 def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int = 1) -> Work:
-    """Return a worker's part of the exchange of a group of gradients.
+    """Return the work of one worker in the exchange of a group.
 
     Args:
-        scheme: one whose bytes depend on the values is replaced, see `Scheme.fixed_length_proxy`.
+        scheme: if its bytes depend on the values, `Scheme.fixed_length_proxy` replaces it.
         lengths: elements of each gradient of the group.
         size: number of workers.
-        local_size: of a host, for a hierarchical exchange.
+        local_size: number of workers per host, for a hierarchical exchange.
 
     Raises:
         ValueError: the scheme's arguments cannot serve this number of workers.
@@ -195,7 +195,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
 
 
 cached_work_of = functools.lru_cache(maxsize=4096)(work_of)
-"""`work_of`, for lengths in a tuple."""
+"""Cached `work_of`, for lengths in a tuple."""
 
 
 def _answer(request: Request, size: int) -> Any:
@@ -208,14 +208,14 @@ def _answer(request: Request, size: int) -> Any:
 
 
 def _ghost(length: int, dtype: Any = np.float32) -> np.ndarray:
-    """An array of any length that takes no memory; writing to it is an error."""
+    """Return a read-only array of any length that takes no memory."""
     return np.ndarray((length,), dtype, _ZEROS, 0, (0,))
 
 
 class _Recorder:
-    """A backend whose kernels note that they have been called.
+    """Backend that records kernel calls.
 
-    Those that are not known here compute the reference's results of arrays of zeros.
+    Unknown kernels return the reference's results for zeros.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class _Recorder:
         self.kernels = Watched(reference, self._noting, UNTIMED)
 
     def taken(self) -> list[Call]:
-        """The calls since the last time, those alike as one."""
+        """Return and clear the recorded calls, equal ones merged."""
         totals: dict[tuple[str, int, int], int] = {}
         for kernel, bits, elements, arrays in self._calls:
             totals[kernel, bits, arrays] = totals.get((kernel, bits, arrays), 0) + elements
@@ -252,12 +252,12 @@ def _as_many(elements: int, given: dict[str, Any]) -> tuple[int, Any]:
 
 
 class Watched:
-    """A backend that is another one but for some functions, and for what becomes of the others.
+    """Backend that wraps every kernel of another one.
 
     Args:
-        backend: the other one.
-        watch: makes a kernel's replacement, from its name.
-        replaced: further functions.
+        backend: the wrapped backend.
+        watch: called with a kernel's name, returns its replacement.
+        replaced: functions that replace others of the backend.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         if name == "segments":
-            raise AttributeError(name)  # a call for many segments would hide each
+            raise AttributeError(name)  # a call for many segments would hide the single ones
         if name not in self._found:
             other = getattr(self._backend, name)
             is_kernel = inspect.isfunction(other) and name not in UNTIMED
@@ -303,4 +303,4 @@ UNTIMED: dict[str, Callable] = {
     "with_nan_tiles": lambda values, broken: values,
     "norms_of_square_sums": lambda sums: _ghost(len(sums)),
 }
-"""Functions, on arrays without memory, that the model counts as no work: they move the results of kernels."""
+"""Functions counted as no work: they only move the results of kernels."""

@@ -17,7 +17,7 @@ from horovod_quant.schemes.inside import FLOAT32, Inside
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 MOST = 6
-"""Maximum number of candidates beside no compression. Each takes a dozen training steps to measure."""
+"""Maximum number of candidates besides no compression. Each takes a dozen training steps to measure."""
 
 _ELEMENTS = 2**20
 

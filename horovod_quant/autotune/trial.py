@@ -16,25 +16,25 @@ from horovod_quant.autotune.candidates import Candidate
 from horovod_quant.frontends.methods import NONE
 
 ROUNDS = 3
-"""Rounds in which all methods are measured, so that a changing network rate affects all methods alike."""
+"""Number of rounds, each of all methods: a changing network rate affects all alike."""
 
 MEASURED = 3
-"""Measured steps of each method in a round."""
+"""Number of measured steps of each method in a round."""
 
 WARM_UP = 1
-"""Steps before them, in which Horovod's response cache still has other tensors' shapes."""
+"""Number of warm-up steps, in which Horovod's cache has other shapes."""
 
 FIRST_WARM_UP = 3
-"""Warm-up steps in the first round: a method plans its groups in one step, and tries the plan in the next."""
+"""Number of warm-up steps in the first round: a method plans its groups, then tries the plan."""
 
 AS_FAST = 1.02
-"""Steps up to this factor longer than the shortest count as equal; then the smaller nmse decides."""
+"""Factor up to which steps count as equally short; then the smaller nmse decides."""
 
 _MICROSECONDS = 1e6
 
 
 class TrialStep(NamedTuple):
-    """A step of a trial: its method, and whether it counts."""
+    """Step of a trial, with its method; warm-up steps do not count."""
 
     method: int
     counts: bool
@@ -65,12 +65,12 @@ class Trial:
 
     @property
     def current(self) -> TrialStep | None:
-        """The next step; None when the trial is over."""
+        """Next step; None when the trial is over."""
         return self._timetable[self._steps] if self._steps < len(self._timetable) else None
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of steps that have been counted, and of all steps."""
+        """Number of counted steps, and of all steps."""
         return self._steps, len(self._timetable)
 
     def count_step(self) -> None:
@@ -92,7 +92,7 @@ class Trial:
     def medians(self) -> list[int]:
         """Return medians in microseconds.
 
-        First of each method's step communication, then of each method's whole steps, at last of the rest of a step
+        First of each method's step communication, then of each method's whole steps, finally of the rest of a step
         (whole minus communication) over all methods.
         """
         rests = [
@@ -108,12 +108,12 @@ def _median(seconds: Sequence[float]) -> int:
 
 
 class Measurement(NamedTuple):
-    """A trial's measurements of a method.
+    """Measurements of a method in a trial.
 
     All times are in seconds: means over the workers of their medians.
 
     Attributes:
-        method: its name.
+        method: name of the method.
         nmse: the value of `Scheme.expected_nmse`; None where the scheme does not state one.
         exchange: time from a step's first gradient to the last result.
         whole: time from one step's last result to the last result of the next.
@@ -133,8 +133,8 @@ class Report(NamedTuple):
 
     Attributes:
         method: name of the method that was chosen last; None while nothing is chosen.
-        measurements: one for each method of the trial, first for no compression; empty during the first trial, and if
-            the choice is from a checkpoint, or there was nothing to choose from.
+        measurements: one for each method of the trial, no compression first; empty during the first trial, and if the
+            choice is from a checkpoint, or there was nothing to choose from.
         workers: number of workers; 0 before the first step.
         step: number of steps of the trial that every worker has taken.
         steps: number of steps of the whole trial; 0 where there is none.
@@ -161,16 +161,16 @@ class Report(NamedTuple):
 
     @property
     def _best(self) -> Measurement | None:
-        """The chosen method, or the fastest one if no compression is chosen."""
+        """Return the chosen method, or the fastest if that is no compression."""
         others = [each for each in self.measurements if each.method != NONE]
         if self.method == NONE:
             return min(others, key=lambda each: each.step, default=None)
         return next((each for each in others if each.method == self.method), None)
 
     def __str__(self) -> str:
-        """``trial: step 40 of 98``.
+        """Return ``trial: step 40 of 98``, or the choice.
 
-        Then ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``.
+        It is ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``.
         """
         if self.method is None or self.step < self.steps:
             return f"trial: step {self.step} of {self.steps}" if self.steps else "trial: not begun"

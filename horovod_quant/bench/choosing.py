@@ -23,7 +23,7 @@ from horovod_quant.frontends.methods import NONE
 
 
 class Chosen(NamedTuple):
-    """The method's name, its expression for ``compression=``, and the reason."""
+    """Chosen method, with its expression for ``compression=`` and the reason."""
 
     method: str
     code: str
@@ -61,7 +61,7 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
 
 
 def lines(chosen: Chosen, framework: str) -> list[str]:
-    """For the end of the report."""
+    """Return the last lines of the report: the code, and the reason."""
     module = "torch" if framework == DDP else framework
     imported = f" (import horovod_quant.{module} as hvq)" if chosen.code.startswith("hvq.") else ""
     code = script_code(chosen.method, chosen.code, ddp=framework == DDP)

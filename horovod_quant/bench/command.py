@@ -27,7 +27,7 @@ from horovod_quant.cli.launch_context import HOROVOD, TORCHRUN, find_launch_cont
 from horovod_quant.cli.problem import Problem, check_file, give_up_output, write_line
 
 LAUNCHERS = ("horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python")
-"""Of two workers: with Horovod, and with DDP."""
+"""Example launchers of two workers with Horovod and with DDP."""
 
 EVERY = 1.0
 """Minimum seconds between rounds that are printed and saved."""
@@ -38,12 +38,12 @@ class Plan(NamedTuple):
 
     Attributes:
         framework: ``"torch"`` or ``"tensorflow"``, under Horovod, or ``"ddp"``.
-        model: its name, None for shapes of one's own.
-        shapes: of the gradients.
-        variants: what to compare.
+        model: name of the model; None for other shapes.
+        shapes: shapes of the gradients.
+        variants: methods with settings to compare.
         options: how the gradients are exchanged.
         rounds: measurements of each variant; None to stop when they suffice (`horovod_quant.bench.enough`).
-        seed: of the gradients.
+        seed: seed of the random gradients.
         json, plot: files to write, if any.
         problem: a problem on this worker, which other workers may not have.
     """
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 
 
 class Run:
-    """One worker's run of the benchmark.
+    """Run of the benchmark on one worker.
 
     Args:
         plan: the same on all workers, except for ``problem``.
@@ -92,7 +92,7 @@ class Run:
         return self.framework.Gradients(self.plan.shapes, values)
 
     def refusal(self, variant: Variant) -> str | None:
-        """Why a variant cannot be measured here."""
+        """Return why a variant cannot be measured here, or None."""
         if self.plan.framework == DDP and variant.own_optimizer is not None:
             return needs_horovod(variant.own_optimizer)
         return variant.refusal(self.bench.size)
@@ -178,7 +178,7 @@ class Run:
         return "" if other is None else "--shapes: the workers have read different shapes"
 
     def _memory_problem(self) -> str:
-        """Return why the gradients do not fit into this host's memory, where they shall be."""
+        """Return why the gradients do not fit into host memory; empty if they do."""
         plan, bench = self.plan, self.bench
         if plan.options.device != "cpu":
             return ""
@@ -289,7 +289,7 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
 
 
 def _is_first() -> bool:
-    """True on the worker that prints; a worker of torchrun's is none of Horovod's."""
+    """True on the worker that prints, under Horovod or torchrun."""
     return find_launch_context(os.environ, (*HOROVOD, TORCHRUN)).rank == 0
 
 

@@ -20,11 +20,11 @@ from horovod_quant.bench.variants import DDPS_OWN, Options, Variant
 from horovod_quant.frontends.methods import FP16
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
-START_POWERSGD = 2  # the least that it takes: DDP arranges its buckets anew after the first exchange
+START_POWERSGD = 2  # the minimum: DDP rebuilds its buckets after the first exchange
 
 
 class workers:
-    """The process group that ``torchrun`` has started, called as Horovod is."""
+    """Process group that ``torchrun`` has started, with Horovod's interface."""
 
     @staticmethod
     def init() -> None:
@@ -69,9 +69,9 @@ def allgather(array: np.ndarray, name: str) -> np.ndarray:
     return np.concatenate(arrays)
 
 
-# DDP accepts no annotations that are strings, which all annotations of this module are.
+# No annotations: this module's are strings, which DDP rejects in a hook.
 def bf16_hook(state, bucket):
-    """Average a bucket in bfloat16. PyTorch's own hook of this kind refuses to run on a CPU."""
+    """Average a bucket in bfloat16. PyTorch's hook of this kind refuses to run on a CPU."""
     buffer = bucket.buffer()
     narrow = buffer.to(torch.bfloat16).div_(dist.get_world_size())
     return (
@@ -81,16 +81,16 @@ def bf16_hook(state, bucket):
 
 _HOOKS = (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)
 HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, _HOOKS))
-"""A hook, or PowerSGD's rank."""
+"""Hooks by name; a number is PowerSGD's rank."""
 
 
 class Trial:
-    """A model within DDP, with one method's hook, by default that of the variant's label.
+    """Model in DDP with one method's hook, by default the variant's label.
 
-    DDP's buckets have its default sizes.
+    Buckets have DDP's default sizes.
 
     PowerSGD has all gradients in one bucket: its later collectives start in callbacks, and those of several buckets in
-    an order that differs between the workers, by which Gloo mixes them up and the process aborts.
+    an order that differs between the workers, so that Gloo mixes them up and the process aborts.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Trial:
                 None, matrix_approximation_rank=hook, start_powerSGD_iter=START_POWERSGD
             )
             buckets = {"bucket_cap_mb": 4 * elements(gradients.shapes) / 2**20 + 1}
-        # PowerSGD sends what it has left out before, so that one exchange's result alone has no error.
+        # PowerSGD feeds its error back in later steps, so one exchange's nmse has no meaning.
         self.has_average = self._powersgd is None
         # It allocates in its first exchange, and reuses from the second on.
         self.warm_up = WARM_UP if self._powersgd is None else START_POWERSGD + 3
@@ -130,7 +130,7 @@ class Trial:
         self._loss = self._ddp(torch.zeros((), requires_grad=True))
 
     def run(self) -> None:
-        """Do what is measured."""
+        """Run the measured part."""
         self._model.begin = time.perf_counter()
         self._loss.backward()
 
@@ -144,7 +144,7 @@ class Trial:
         self._elements_sent += elements(self._gradients.shapes)
 
     def bytes_sent(self) -> float:
-        """Return this worker's in all exchanges; PowerSGD's without those before it started."""
+        """Return the bytes this worker has sent; for PowerSGD, since its start."""
         if self._state is not None:
             return self._state.stats().total.bytes_sent
         powersgd = self._powersgd

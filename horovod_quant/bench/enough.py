@@ -7,19 +7,17 @@ import math
 import numpy as np
 
 FEWEST, MOST = 6, 200
-"""Limits of the number of rounds. The range of fewer contains the true median with less than 95% probability."""
+"""Limits of the number of rounds. With fewer, the range has less than 95% probability of the true median."""
 
 PRECISION = 0.02
-"""Maximum distance from every ratio's median to the ends of its interval, relative to the median."""
+"""Maximum relative distance from a ratio's median to its interval's ends."""
 
 LONGEST = 300.0
 """Maximum seconds of measured step communication."""
 
 
 def is_enough(wall: np.ndarray, reference: int) -> bool:
-    """Return whether the ratios are precise enough.
-
-    The result is equal on all workers.
+    """True if the ratios are precise enough; the same on all workers.
 
     Args:
         wall: seconds of the slowest worker, ``[round, trial]``.

@@ -1,4 +1,4 @@
-"""Memory that a benchmark needs on a host, compared with what is free before anything is allocated."""
+"""Comparison of a benchmark's memory per host with the free memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMINFO, LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 def free_bytes() -> int | None:
-    """Return the memory that is free for this host's processes; None where the system does not state it."""
+    """Return the bytes free for this host's processes; None if unknown."""
     found = []
     with suppress(OSError, ValueError, IndexError):
         lines = [line.split() for line in MEMINFO.read_text().splitlines()]
@@ -26,8 +26,8 @@ def free_bytes() -> int | None:
 def needed_bytes(shapes: Shapes, variants: Sequence[Variant], workers: int, workers_per_host: int) -> int:
     """Return a lower bound of the memory that a host's workers allocate.
 
-    Each has the gradients twice, in float32, momentum and scale for each method with an optimizer of its own, and its
-    share of the exact average, in float64.
+    Each has the gradients twice, in float32, momentum and scale for each method that is an optimizer, and its share of
+    the exact average, in float64.
     """
     states = sum(variant.own_optimizer is not None for variant in variants)
     count = elements(shapes)
@@ -37,7 +37,7 @@ def needed_bytes(shapes: Shapes, variants: Sequence[Variant], workers: int, work
 def memory_problem(
     shapes: Shapes, variants: Sequence[Variant], workers: int, workers_per_host: int, free: int | None
 ) -> str:
-    """Return why the gradients do not fit into this host's memory; nothing if they do."""
+    """Return why the gradients do not fit into host memory; empty if they do."""
     needed = needed_bytes(shapes, variants, workers, workers_per_host)
     if free is None or needed <= free:
         return ""

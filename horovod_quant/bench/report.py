@@ -1,4 +1,4 @@
-"""Reports of results as JSON, as a table, and as a plot."""
+"""JSON, table and plot of a benchmark's results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod_quant.cli.problem import write_file
 from horovod_quant.frontends.methods import NONE
 
 VERSION = 2
-"""Version of the JSON; version 1 had ``relative_error``, the root of ``nmse``, and the names of version 0.1.0."""
+"""Version of the JSON. Version 1 had ``relative_error``, the root of ``nmse``, and the names of version 0.1.0."""
 
 
 def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def write_json(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) 
 
 
 def title(setting: dict[str, Any]) -> str:
-    """``resnet50 in PyTorch, 4 workers on 2 hosts, Gloo``"""
+    """Return a title: ``resnet50 in PyTorch, 4 workers on 2 hosts, Gloo``"""
     framework = {"torch": "PyTorch", "tensorflow": "TensorFlow", DDP: "PyTorch's DDP"}[setting["framework"]]
     controller = {"gloo": "Gloo", "mpi": "MPI"}[setting["controller"]]
     model = setting["model"] or f"{setting['elements']:,} elements"

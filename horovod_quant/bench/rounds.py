@@ -18,7 +18,7 @@ from horovod_quant.bench.network import Counter
 from horovod_quant.frontends.methods import NONE
 
 WARM_UP = 3
-"""Unmeasured runs: in the first the workers agree on groups, in the second Horovod caches their names."""
+"""Number of unmeasured runs: workers agree on groups, then Horovod caches their names."""
 
 HOROVOD_CACHE = 1024
 EXCHANGES = 3  # maximum collectives of a tensor: two of a method, and one of Horovod
@@ -26,10 +26,7 @@ THREADS = "/proc/self/task"
 
 
 class Measurement(NamedTuple):
-    """Measurements of one run on one worker.
-
-    Seconds, and numbers of events.
-    """
+    """Measurements of one run on one worker: seconds, and numbers of events."""
 
     wall: float
     cpu: float  # CPU time of all threads

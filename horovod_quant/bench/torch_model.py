@@ -1,4 +1,4 @@
-"""A model whose gradients are given: its backward pass visits the parameters in reverse order, as any model's would.
+"""PyTorch model with given gradients, whose backward pass visits parameters in reverse.
 
 The gradients are filled with the same values before every exchange, outside the measurement.
 """
@@ -17,7 +17,7 @@ from horovod_quant.analysis.models import Shapes, elements
 
 
 class _Visit(torch.autograd.Function):
-    """Passes a number through. On the way back it touches a parameter, whose gradient stays as it is."""
+    """Identity function whose backward pass waits, and leaves the parameter's gradient unchanged."""
 
     @staticmethod
     def forward(ctx: Any, number: torch.Tensor, parameter: torch.Tensor, until: Callable[[], float]) -> Any:
@@ -33,19 +33,19 @@ class _Visit(torch.autograd.Function):
 
 
 class Gradients:
-    """The gradients' values and the memory that they are exchanged in, which all methods share.
+    """Values and shared memory of the gradients of all methods.
 
     Args:
-        shapes: of the gradients.
-        values: this worker's.
-        device: where they are.
+        shapes: shapes of the gradients.
+        values: this worker's gradients.
+        device: device of the gradients.
     """
 
     def __init__(self, shapes: Shapes, values: Sequence[np.ndarray], device: str = "cpu") -> None:
         self.shapes = shapes
         self.device = device
         self._values = [torch.from_numpy(array).to(device) for array in values]
-        # Apart, as they would be in a training run.
+        # Separate tensors, as in a training run.
         self._memory = [torch.empty(shape, device=device) for shape in shapes.values()]
 
     def give(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -55,12 +55,12 @@ class Gradients:
 
 
 class Model(torch.nn.Module):
-    """Parameters, and a backward pass that visits each when its share of the pass's time is over.
+    """Model whose backward pass takes a given time, divided by parameter sizes.
 
     Args:
-        shapes: of the parameters.
+        shapes: shapes of the parameters.
         backward: seconds that the backward pass sleeps.
-        device: where the parameters are.
+        device: device of the parameters.
     """
 
     def __init__(self, shapes: Shapes, backward: float, device: str = "cpu") -> None:

@@ -19,7 +19,7 @@ class Variant(NamedTuple):
     """A method with further arguments of its compressor.
 
     Attributes:
-        label: for people, and for the names of Horovod's operations; different for each variant.
+        label: unique name, shown and used in the names of Horovod's operations.
         method: None for a backward pass without any exchange, and for a hook of PyTorch that Horovod does not have.
         group_bytes, seed: see `horovod_quant.frontends.frontend.BaseCompressor`.
     """

@@ -1,4 +1,4 @@
-"""Predicts the time of a training step with each method, and says which method to use and why.
+"""Predict the time of a step with each method, and recommend one.
 
     horovod-quant advise --model bert-base --hosts 8 --bandwidth 10gbit
     horovod-quant advise --model resnet50 --workers 32 --hosts 8 --bandwidth 10gbit --step 0.35 --backward 0.2
@@ -55,7 +55,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The command: reads, measures, predicts, shows."""
+    """Run the command."""
     if arguments.json not in (None, "-"):
         check_file("--json", arguments.json)
     if arguments.plot is not None:
@@ -119,7 +119,7 @@ def sort_out(
     *,
     calibrated: bool,
 ) -> Found:
-    """Return the recommendation, the rows to show, and the reasons against the others."""
+    """Return the recommendation, rows to show, and reasons against other methods."""
     limit = arguments.max_nmse
     best = recommend(rows, setting, limit).method
     few = {row.name for row in best_few(rows, best, limit)}
@@ -137,7 +137,7 @@ def sort_out(
 
 
 def measured(chosen: Sequence[Choice], observations: Sequence[Observation]) -> KernelSpeeds:
-    """The speeds of all kernels that the methods and the calibration need; shows progress on a terminal."""
+    """Measure the kernels of methods and calibrations; show progress on a terminal."""
     schemes = [choice.method for choice in chosen if isinstance(choice.method, Scheme)]
     for observation in observations:
         benched = (methods.parse(name).scheme() for name in observation.bench.measured)

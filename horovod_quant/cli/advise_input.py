@@ -1,4 +1,4 @@
-"""The options of ``horovod-quant advise``, and what they say."""
+"""Options of ``horovod-quant advise``, and their values."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from horovod_quant.schemes.inside import FLOAT32, Inside
 
 LATENCY, LOCAL_BANDWIDTH = "50us", "8gbit"
 NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
-"""The slowest that there are names for."""
+"""Slowest named link and accelerator."""
 
 CORES, MEMORY = (1e-3, 1e6), (1e-3, 1e9)
-"""Limits, for a worker and in GB/s: from and to."""
+"""Limits of cores per worker, and of memory bandwidth in GB/s."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +176,7 @@ def read_network(arguments: argparse.Namespace) -> Network:
     controller = arguments.controller or GLOO
     if arguments.memory_bandwidth is not None and controller != NCCL:
         raise Problem("--memory-bandwidth: it only affects accelerators; give --controller nccl as well")
-    read_memory(arguments)  # a mistake is found before anything is measured
+    read_memory(arguments)  # finds a mistake before anything is measured
     with Problem.of("--bandwidth"):
         outside = read_link(arguments.bandwidth, BETWEEN_HOSTS, LATENCY)
     local = arguments.local_bandwidth
@@ -199,10 +199,10 @@ def read_network(arguments: argparse.Namespace) -> Network:
 
 
 def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
-    """A link by its name or its rate; the latter has that latency.
+    """Return a link by its name, or by its rate with ``latency``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: ``given`` is neither.
     """
     if given.lower() in known:
         return known[given.lower()]
@@ -213,7 +213,7 @@ def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
 
 
 def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
-    """Numbers of hosts, and of workers on each: two of three numbers tell the third one."""
+    """Return the numbers of hosts and of workers per host."""
     workers, hosts, per_host = arguments.workers, arguments.hosts, arguments.workers_per_host
     with Problem.of(""):
         for option, number in (("workers", workers), ("hosts", hosts), ("workers-per-host", per_host)):

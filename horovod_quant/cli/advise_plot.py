@@ -1,4 +1,4 @@
-"""The plots of ``horovod-quant advise``: step time against bandwidth, and against workers."""
+"""Plots of ``horovod-quant advise``: step time against bandwidth, and against workers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from horovod_quant.analysis.units import show_rate
 
 POINTS = 33
 MOST_CURVES = 5
-"""Besides that of no exchange: more are hard to distinguish."""
+"""Maximum number of methods in a plot: more curves are hard to distinguish."""
 
 SPAN = 100.0
-"""Bandwidths are drawn from the given one divided by this to the given one multiplied by it."""
+"""Factor between the given bandwidth and the smallest and largest plotted one."""
 
 _USUAL_BANDWIDTH = 1.25e9
 
 
 def check(path: str) -> None:
-    """Before anything is computed.
+    """Raise an error early if the plot cannot be drawn.
 
     Raises:
-        ValueError: matplotlib is missing, or writes no such files.
+        ValueError: matplotlib does not write such files.
     """
     known = _canvas().get_supported_filetypes()
     ending = os.path.splitext(path)[1].lstrip(".").lower()
@@ -40,14 +40,14 @@ def check(path: str) -> None:
 
 
 def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step: Step) -> None:
-    """Writes a file with both plots.
+    """Write a file with both plots.
 
     Args:
-        path: of the file; its ending says what kind.
-        model: for the title.
-        chosen: a line for each of these methods, where they are possible; `MOST_CURVES` at most.
-        setting: around which the bandwidth and the number of hosts are varied.
-        step: without the exchange.
+        path: the file, whose extension is its format.
+        model: name of the model in the title.
+        chosen: methods to draw where they are possible; `MOST_CURVES` at most.
+        setting: the setting whose bandwidth and number of hosts are varied.
+        step: the step without the exchange.
 
     Raises:
         OSError: the file cannot be written.
@@ -87,7 +87,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
 
 
 def host_numbers(hosts: int, most: int) -> list[int]:
-    """Return ``hosts``, and powers of two from 1 to four times its number or 64, up to ``most``."""
+    """Return ``hosts``, and powers of two to 64 or ``4 * hosts``; at most ``most``."""
     powers = [1]
     while powers[-1] < max(4 * hosts, 64) and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])
@@ -95,7 +95,7 @@ def host_numbers(hosts: int, most: int) -> list[int]:
 
 
 def step_times(choice: Choice, settings: Sequence[Setting], step: Step) -> list[float]:
-    """Seconds of a step in each setting; NaN where the method is impossible."""
+    """Return the seconds of a step in each setting; NaN if impossible."""
     return [
         math.nan if refusal_of(choice, setting) else step_seconds(choice.method, setting, step)
         for setting in settings

@@ -1,4 +1,4 @@
-"""The results of ``horovod-quant advise``, as text and as JSON."""
+"""Text and JSON of the results of ``horovod-quant advise``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod_quant.analysis.units import show_rate, show_seconds
 from horovod_quant.frontends import methods
 
 VERSION = 2
-"""1 had ``relative_error``, the root of ``nmse``."""
+"""Version of the JSON; version 1 had ``relative_error``, the root of ``nmse``."""
 
 COLUMNS = (
     "method",
@@ -33,17 +33,17 @@ COLUMNS = (
 
 
 class Found(NamedTuple):
-    """Everything.
+    """All results of ``horovod-quant advise``.
 
     Attributes:
-        model: its name, None for shapes of one's own.
-        setting, step: what it is for.
-        rows: of all methods that were modelled.
-        shown: those of the table.
-        fallen_out: a line for each family that is not there.
-        advised: the answer.
-        warnings: what makes it doubtful.
-        assumed: sentences.
+        model: name of the model; None for other shapes.
+        setting, step: the setting and step of the prediction.
+        rows: rows of all modelled methods.
+        shown: rows in the table.
+        fallen_out: a line for each family that is not in the table.
+        advised: the recommendation.
+        warnings: reasons to doubt the recommendation.
+        assumed: the assumptions, in sentences.
     """
 
     model: str | None
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 def text(found: Found, verbose: bool = False) -> str:
-    """Return the answer in three lines, warnings, the table, and with ``verbose`` the reasons."""
+    """Return the recommendation, warnings, the table, and with ``verbose`` the reasons."""
     advised = found.advised
     ddp = found.setting.network.controller == DDP
     code = script_code(advised.method, advised.code, ddp=ddp)
@@ -133,7 +133,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """Return the results; a bandwidth of null is no limit: the method always pays."""
+    """Return the results; a bandwidth of null means that the method always pays."""
     network, step = found.setting.network, found.step
     return {
         "version": VERSION,

@@ -1,4 +1,4 @@
-"""Measures whole exchanges of a model's gradients with each method, none and fp16: time, bytes and error.
+"""Measure time, bytes and nmse of step communication with each method.
 
     horovodrun -np 4 horovod-quant bench --model resnet50
     horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgd-4 --rounds 7 --json bench.json --plot bench.png
@@ -6,8 +6,8 @@
 
     torchrun --nproc-per-node 4 --no-python horovod-quant bench --transport ddp
 
-An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized gradients
-have arrived. Ctrl-C stops the run; the rounds finished so far are reported and written.
+Step communication lasts from the start of the backward pass, which computes nothing here, until the reduced gradients
+are available. Methods include none and fp16. Ctrl-C stops the run; the finished rounds are reported and written.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _rounds(text: str) -> int | str:
-    """A number, or `AUTO`."""
+    """Return a number of rounds, or `AUTO`."""
     if text == AUTO:
         return text
     try:
@@ -95,7 +95,7 @@ def _rounds(text: str) -> int | str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The command; returns 2 if an argument is wrong."""
+    """Run the command; return 2 if an argument is wrong."""
     return run_plan(lambda: plan(arguments))
 
 
@@ -125,7 +125,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
         require_int("--group-bytes", group_bytes, 1, 2**62)
         require_int("--seed", arguments.seed, 0, 2**63 - 1)
     model, shapes, problem = arguments.model, {}, ""
-    try:  # what may be wrong on one host alone
+    try:  # errors that may occur on one host alone
         with Problem.of(""):
             kernels.get()
         if arguments.shapes:
@@ -151,7 +151,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
 
 
 def default_framework() -> str:
-    """The first framework that is installed and that Horovod has a library for; raises `Problem`."""
+    """Return the first installed framework that Horovod supports; raises `Problem`."""
     for name in FRAMEWORKS:
         if importlib.util.find_spec(name) and probe.horovod_library(name):
             return name

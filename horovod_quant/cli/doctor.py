@@ -1,4 +1,4 @@
-"""Says whether it will run, whether it is the fast path, and whether it will pay here; and what to do.
+"""Check that it runs here, on the fast path, and pays; suggest remedies.
 
     horovod-quant doctor                                                all that can be checked without Horovod
     horovodrun -np 2 -H host1:1,host2:1 horovod-quant doctor            also the workers, and the network between them
@@ -25,7 +25,7 @@ from horovod_quant.cli.report import PROBLEM, Section
 from horovod_quant.schemes.base import require_number
 
 TIMEOUTS = (1.0, 1e6)
-"""Seconds, from and to."""
+"""Minimum and maximum of ``--timeout``, in seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The command; returns 1 if there is a problem."""
+    """Run the command; return 1 if there is a problem."""
     place = find_launch_context(os.environ)
     with Problem.of(""):
         require_number("--timeout", arguments.timeout, *TIMEOUTS)
@@ -72,10 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def gather_facts(wanted: list[str], place: LaunchContext, timeout: float) -> dict[str, dict[str, Any]]:
-    """Facts of each framework.
+    """Return the facts of each framework.
 
     All workers start the first framework that Horovod has a library for, and test Horovod's collectives through it. The
-    others are looked at once, by the first worker.
+    first worker alone examines the others.
     """
     tested = [name for name in wanted if place.size and probe.horovod_library(name)][:1]
     facts = {name: probe.ask(name, True, timeout) for name in tested}

@@ -1,4 +1,4 @@
-"""A process's position among those of its launcher, before Horovod is initialized."""
+"""Rank and size from a process's launcher, before Horovod is initialized."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from horovod_quant.cli.problem import Problem
 
-# How a launcher tells a worker its rank and the number of workers.
+# Environment variables of each launcher with a worker's rank and the number of workers.
 HOROVOD = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -17,11 +17,11 @@ TORCHRUN = ("RANK", "WORLD_SIZE")
 
 
 class LaunchContext(NamedTuple):
-    """This process among the workers.
+    """Position of this process among the workers.
 
     Attributes:
-        size: 0 where no launcher has started it.
-        gloo: whether Horovod's Gloo controller is to run.
+        size: number of workers; 0 without a launcher.
+        gloo: True if Horovod's Gloo controller will run.
     """
 
     rank: int

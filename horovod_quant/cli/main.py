@@ -15,7 +15,7 @@ COMMANDS = {"doctor": doctor, "bench": bench, "advise": advise}
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of every command."""
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Gradient quantization for Horovod.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
@@ -34,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status: 2 if an argument is wrong, 1 if the output could not be written."""
+    """Run a command; return its exit status: 2 for a wrong argument, 1 for failed output."""
     return with_output(PROGRAM, lambda: _run(argv))
 
 

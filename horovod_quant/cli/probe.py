@@ -1,7 +1,7 @@
-"""Looks at one framework, in a process of its own: Horovod's two libraries must not be started in the same one.
+"""Probe of one framework in a separate process, as Horovod's libraries require.
 
-Prints what it has found as JSON, each time that it knows more, so that a crash leaves what was known before. ``--run``
-initializes Horovod and tests its integer allreduce; horovodrun must have started all workers then.
+It prints its facts as JSON after each step, so that a crash leaves the earlier ones. ``--run`` initializes Horovod and
+tests its integer allreduce; horovodrun must have started all workers then.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MARK = "HOROVOD_QUANT_FACTS "
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 SHORT, LONGEST, LONG_SECONDS = 2**18, 2**24, 0.2
-"""Elements of the allreduces that are timed, from and to, and seconds after which one is long enough."""
+"""Minimum and maximum elements of timed allreduces, and seconds that suffice."""
 
 ELEMENTS = 10_007
-"""Size of each tested tensor; no multiple of anything that a reduction is divided by."""
+"""Elements of each tested tensor, a prime number."""
 
 
 def horovod_folder() -> str | None:
@@ -47,7 +47,7 @@ def horovod_folder() -> str | None:
 
 
 def horovod_library(framework: str) -> str | None:
-    """Horovod's compiled library for a framework.
+    """Return the path of Horovod's compiled library for a framework, or None.
 
     Its presence is the only reliable sign: ``import horovod.torch`` succeeds without it, with a printed warning, and
     so ``horovodrun --check-build`` lists PyTorch then, too.
@@ -58,7 +58,7 @@ def horovod_library(framework: str) -> str | None:
 
 
 def built_for(framework: str) -> str | None:
-    """The framework's version that Horovod was built with, as its build has noted it."""
+    """Return the framework's version in Horovod's build metadata, or None."""
     try:
         with open(os.path.join(horovod_folder() or "", "metadata.json")) as file:
             return json.load(file).get({"torch": "pytorch"}.get(framework, framework))
@@ -67,7 +67,7 @@ def built_for(framework: str) -> str | None:
 
 
 def version_of(*distributions: str) -> str | None:
-    """The installed version of the first of these distributions."""
+    """Return the version of the first installed distribution, or None."""
     for name in distributions:
         try:
             return metadata.version(name)
@@ -77,14 +77,14 @@ def version_of(*distributions: str) -> str | None:
 
 
 _CHILD = "import sys; sys.path[:] = {!r}; import runpy; runpy.run_module('horovod_quant.cli.probe', None, '__main__')"
-"""With ``-m`` Python would import modules of the current folder, which may be another user's."""
+"""Program of the new process: ``-m`` would import modules of the current folder, perhaps another user's."""
 
 
 # ---- the parent's side -----------------------------------------------------------------------------------------------
 
 
 def ask(framework: str, run: bool, timeout: float) -> dict[str, Any]:
-    """Probes a framework in a new process; returns its facts, with ``error`` where it did not come to an end."""
+    """Probe a framework in a new process; return its facts, with ``error`` if it failed."""
     command = [sys.executable, "-c", _CHILD.format(sys.path), framework, *(["--run"] if run else [])]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     try:
@@ -115,7 +115,7 @@ def ask(framework: str, run: bool, timeout: float) -> dict[str, Any]:
 
 
 class Probe:
-    """The steps, in order; each says what it is about to do, then adds facts."""
+    """Steps of a probe; each prints its name, then adds facts."""
 
     def __init__(self, framework: str) -> None:
         self.facts: dict[str, Any] = {"framework": framework}
@@ -130,7 +130,7 @@ class Probe:
         self.tell()
         try:
             action()
-        except Exception as error:  # whatever is wrong with an installation is a finding
+        except Exception as error:  # any error of an installation is a finding
             text = " ".join(str(error).split()) or "no message"
             self.facts["error"] = f"{type(error).__name__}: {text}"
             self.facts["missing"] = isinstance(error, ModuleNotFoundError) and error.name == self.name
@@ -163,7 +163,7 @@ class Probe:
             standalone = version_of("keras")
             is_legacy = standalone is not None and standalone.startswith("3")
             two = version_of("tf-keras") if is_legacy else standalone
-            # Keras 3 alone says its version there.
+            # Only Keras 3 has its version there.
             self.facts["keras"] = str(getattr(self._framework.keras, "__version__", two or "2"))
             self.facts["standalone_keras"] = standalone
 
@@ -205,7 +205,7 @@ class Probe:
         hvd.shutdown()
 
     def wrong(self) -> list[str]:
-        """The integer allreduces whose result is not exact on this worker."""
+        """Return the integer allreduces whose result is not exact on this worker."""
         hvd = self._hvd
         operations: dict[str, tuple[Any, np.ufunc]] = {"Sum": (hvd.Sum, np.add), "Max": (hvd.Max, np.maximum)}
         found = []
@@ -224,7 +224,7 @@ class Probe:
         return found
 
     def network(self) -> dict[str, float]:
-        """Return seconds of a small float32 allreduce, and bytes per second of a long one, each way."""
+        """Measure float32 allreduces: seconds of a small one, bytes per second of a long one."""
         seconds = self.allreduce_seconds(1, 20)
         elements = SHORT
         while True:
@@ -237,7 +237,7 @@ class Probe:
         return {"small_seconds": seconds, "bytes_per_second": sent / max(long - seconds, 1e-9)}
 
     def allreduce_seconds(self, elements: int, times: int) -> float:
-        """The fastest, the same number on all workers."""
+        """Return the seconds of the fastest allreduce, the same on all workers."""
         hvd, found = self._hvd, []
         tensor = self.tensor(np.ones(elements, np.float32))
         for _ in range(times + 1):
@@ -250,7 +250,7 @@ class Probe:
         )
 
     def gather(self, about: dict[str, Any]) -> list[dict[str, Any]]:
-        """Everybody's facts, in rank order."""
+        """Return the facts of all workers, in rank order."""
         line = np.frombuffer(json.dumps(about).encode() + b"\n", np.uint8).copy()
         gathered = self.array(self._hvd.allgather(self.tensor(line), name="horovod_quant.doctor.workers"))
         return [json.loads(line) for line in gathered.tobytes().splitlines()]
@@ -265,7 +265,7 @@ class Probe:
 
 
 def integers(bits: int, rank: int) -> np.ndarray:
-    """A worker's test values, all over the type's range: their sums wrap around."""
+    """Return a worker's test values, so large that sums overflow."""
     dtype = np.dtype(f"int{bits}")
     limits = np.iinfo(dtype)
     values = np.random.default_rng([bits, rank]).integers(
@@ -276,7 +276,7 @@ def integers(bits: int, rank: int) -> np.ndarray:
 
 
 def about_this_worker(framework: str) -> dict[str, Any]:
-    """Return the properties that all workers should have in common."""
+    """Return the properties that should be equal on all workers."""
     return {
         "host": socket.gethostname(),
         "Python": ".".join(platform.python_version_tuple()[:2]),

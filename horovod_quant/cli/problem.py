@@ -1,4 +1,4 @@
-"""Wrong arguments, files to write, and a failing output, in all commands."""
+"""Wrong arguments, output files and failing output of all commands."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Errors after which an output accepts nothing more."""
+"""Errors after which an output accepts no more data."""
 
 
 class Problem(Exception):
-    """An argument that cannot be used; the message names it."""
+    """Invalid argument, named in the message."""
 
     @staticmethod
     @contextmanager
     def of(argument: str) -> Iterator[None]:
-        """Raise errors of the block as problems of an argument."""
+        """Convert errors of the block to `Problem`, with the argument's name."""
         try:
             yield
         except (ImportError, OSError, ValueError) as error:
@@ -28,7 +28,7 @@ class Problem(Exception):
 
 
 def with_output(program: str, command: Callable[[], int]) -> int:
-    """Run a command; return its exit status, or 1 if standard output did not take all that it had to say.
+    """Run a command; return its exit status, or 1 if standard output failed.
 
     Ctrl-C ends it at once, also where it waits in Horovod.
     """
@@ -38,7 +38,7 @@ def with_output(program: str, command: Callable[[], int]) -> int:
         try:
             return command()
         finally:
-            sys.stdout.flush()  # what is left for the interpreter's end fails without a word of ours
+            sys.stdout.flush()  # an error at the interpreter's exit would not have our message
     except OSError as error:
         if error.filename is not None or error.errno not in LOST:
             raise
@@ -49,9 +49,9 @@ def with_output(program: str, command: Callable[[], int]) -> int:
 
 
 def write_line(line: str, stream: TextIO) -> None:
-    """Write it at once: mpirun puts a prefix before whatever comes, also before a newline that `print` sends alone.
+    """Write a line in one call: mpirun prefixes each write, and `print` sends the newline separately.
 
-    A stream that takes no more ends no measurement: the report fails on it again.
+    Errors are ignored, so that a measurement continues: the report meets them again.
     """
     with suppress(OSError):
         stream.write(f"{line}\n")
@@ -59,7 +59,7 @@ def write_line(line: str, stream: TextIO) -> None:
 
 
 def give_up_output(program: str, error: OSError) -> None:
-    """Drop what standard output does not take; say why, unless a reader such as ``head`` has had enough."""
+    """Discard the rest of standard output; report why, unless its reader has closed it."""
     if not isinstance(error, BrokenPipeError):
         write_line(f"{program}: standard output: {error.strerror}", sys.stderr)
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -68,9 +68,9 @@ def give_up_output(program: str, error: OSError) -> None:
 
 
 def open_closed_streams() -> None:
-    """Give descriptors to the standard streams that are closed: the next file or pipe would take theirs.
+    """Open the closed standard streams, whose descriptors the next file would take.
 
-    Writing to standard output fails then, as it should.
+    Writing to standard output still fails then, as it should.
     """
     for name, mode, flags in (
         ("stdin", "r", os.O_RDONLY),
@@ -89,18 +89,18 @@ def check_file(argument: str, path: str) -> None:
         if os.path.isdir(path) or path.endswith(os.sep):
             raise ValueError(f"{path} is not a file")
         if os.path.exists(path) and not os.path.isfile(path):
-            return  # a reader of a pipe would take a trial for all that comes
+            return  # the reader of a pipe would take a test for the whole output
         for each in (path, _beside(path)):
             is_new = not os.path.exists(each)
             with open(each, "a"):
                 pass
             if is_new:
-                with suppress(FileNotFoundError):  # another worker, started by a launcher that tells no rank
+                with suppress(FileNotFoundError):  # another worker removed it, under a launcher without ranks
                     os.unlink(os.path.realpath(each))
 
 
 def write_file(path: str, text: str) -> None:
-    """Write a file whole or not at all, for the process may be killed; what is no file takes it as it comes."""
+    """Write a file atomically, as the process may be killed; write to a pipe or device directly."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w") as file:
             file.write(text)

@@ -1,4 +1,4 @@
-"""Findings, and how they are shown: through ``rich`` where it is installed, as plain text otherwise."""
+"""Display of findings, by ``rich`` if installed, otherwise as plain text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
-"""A note says what is not known or not used; a warning, what a user can mend."""
+"""Marks of findings: a note is unknown or unused; a warning can be fixed by the user."""
 
 _STYLES = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "bold red"}
 
 
 class Finding(NamedTuple):
-    """One line: a mark, what was found, and what to do about it (nothing where all is well)."""
+    """Finding with its mark, text and remedy (empty if none is needed)."""
 
     mark: str
     text: str
@@ -30,18 +30,17 @@ class Section(NamedTuple):
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """``1 problem, 2 warnings``."""
+    """Return a summary: ``1 problem, 2 warnings``."""
     marks = [finding.mark for section in sections for finding in section.findings]
     counts = {"problem": marks.count(PROBLEM), "warning": marks.count(WARNING)}
     return ", ".join(f"{count or 'no'} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items())
 
 
 def show(sections: Sequence[Section], hints: Sequence[str] = (), plain: bool = False) -> None:
-    """Prints the sections, their summary, and hints.
+    """Print the sections, their summary, and hints.
 
-    On a terminal there are colours, and long findings are broken with an indent. In a pipe, and with ``plain``, each
-    stays one line, and nothing but ASCII is printed: horovodrun, whose workers may well believe to have a terminal,
-    cuts their output between any two bytes.
+    On a terminal there are colours, and long findings are wrapped with an indent. In a pipe, and with ``plain``, each
+    is one line of ASCII: horovodrun splits its workers' output between any two bytes, even on an apparent terminal.
     """
     ending = [summary(sections), *hints]
     try:

@@ -14,7 +14,7 @@ from horovod_quant.kernels.layout import buckets, code_words
 from horovod_quant.kernels.segments import Batch, Rounder, split_points
 
 STREAM_ELEMENTS = 2**28
-"""Maximum number of a tensor's elements in an Elias stream: whole tiles; `entropy` can count up to 2× this number."""
+"""Maximum elements in an Elias stream: whole tiles; `entropy` can count up to 2× this number."""
 
 
 class Body:

@@ -38,7 +38,7 @@ class NormsAndCodes(Codec):
         return buckets(elements, self.bucket_size) + code_words(elements, self.bits)
 
     def nmse(self, workers: int = 1, rounding: str = "independent") -> float:
-        """What rounding adds to the average of independent Gaussian gradients, see `gaussian_error`."""
+        """Nmse that rounding adds to independent Gaussian gradients' average, see `gaussian_error`."""
         top = (1 << (self.bits - 1)) - 1
         grid = uniform_levels(top) if self.levels == "uniform" else exponential_levels(top - 1)
         return gaussian_error(grid, self.norm, self.bucket_size, rounding, workers) ** 2

@@ -13,7 +13,7 @@ from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 LARGEST_STEP = 2**31 - 1
-"""Maximum of an int32 word, after which the step in a payload wraps to 0."""
+"""Maximum int32 word, after which a payload's step wraps to 0."""
 
 
 @dataclass(frozen=True)

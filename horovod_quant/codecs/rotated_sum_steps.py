@@ -14,14 +14,14 @@ import numpy as np
 from horovod_quant.codecs.arguments import is_correlated, positive_int
 
 OVERFLOWS = 5e-7
-"""Design probability that a bucket of a rotated sum has a sum outside its field.
+"""Design probability that a bucket has a sum outside its field.
 
 It holds if the bucket's ratio of ``||sum||^2`` to ``sum ||g_i||^2`` equals its neighbours' ratio. With independent
 gradients the ratio differs by 3 to 4%, which increases the probability to 1.2× to 1.4×.
 """
 
 SAMPLES = 128
-"""Number of the sum's coordinates from which its norm is estimated, if a gradient has enough elements."""
+"""Maximum number of coordinates that estimate the sum's norm."""
 
 LEAST_SHARE = 0.5
 """Smallest ``||sum||^2 / sum ||g_i||^2`` that step sizes allow for; gradients that cancel have less."""

@@ -62,7 +62,7 @@ class Signs(Codec):
 
 @dataclass(frozen=True)
 class SignAverages(Codec):
-    """Averages of all workers' signs, as a sign and a magnitude.
+    """Codec of all workers' averaged signs, as a sign and a magnitude.
 
     Codes are exact for up to ``2^(bits - 1)`` workers, and for any even number of workers below ``2^bits``; with more
     they are rounded at random, without bias.

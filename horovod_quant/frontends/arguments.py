@@ -1,4 +1,4 @@
-"""Arguments of compressors: defaults, checks, and texts; and the check that Horovod was given a compressor."""
+"""Defaults and checks of compressors' arguments, and messages about them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NO_PROCESS_SET = (
 
 
 class CompressorClass(type):
-    """Metaclass of compressors: a class that Horovod asks to compress explains itself.
+    """Metaclass of compressors that explains the missing instance.
 
-    Horovod's own compressors are classes. Instances have methods of the same names, which cost them nothing more.
+    Horovod's built-in compressors are classes. Instances have methods of the same names, without additional cost.
     """
 
     def __getattribute__(cls, name: str) -> Any:
@@ -38,7 +38,7 @@ class CompressorClass(type):
 
 
 def _of_instances(owner: type, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, with an explanation where no instance is given."""
+    """Return the method with an explanation for a missing instance."""
 
     @functools.wraps(method)
     def call(*given: Any, **named: Any) -> Any:
@@ -52,7 +52,7 @@ def _of_instances(owner: type, method: Callable[..., Any]) -> Callable[..., Any]
 
 
 def scheme_of(value: Any) -> Scheme:
-    """The scheme that is meant; raises ValueError if there is none."""
+    """Return a scheme, also by a method's name; raise ValueError for other values."""
     if isinstance(value, str):
         try:
             found = methods.parse(value, for_compressor=True).scheme()
@@ -83,12 +83,12 @@ def scheme_of(value: Any) -> Scheme:
 
 
 def whole_number(value: Any) -> Any:
-    """A float that is a whole number, such as 32e6, as one."""
+    """Convert a float that is whole, such as 32e6, to an int."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def hierarchy_of(value: Any, process_set: Any) -> bool | int:
-    """The argument ``hierarchical`` as a value of Python's.
+    """Return the argument ``hierarchical`` as a Python bool or int.
 
     Raises:
         ValueError: it is neither True nor False nor a number of workers, or comes with a process set.
@@ -109,10 +109,10 @@ def require_process_set(process_set: Any) -> None:
 
 
 def named_pairs(named_parameters: Any) -> list[tuple[str, Any]]:
-    """The pairs of a name and a parameter.
+    """Return the (name, parameter) pairs as a list.
 
     Raises:
-        ValueError: it is something else, or two parameters have one name.
+        ValueError: the argument is something else, or two parameters have one name.
     """
     use = "use pairs of a name and a parameter, such as model.named_parameters()"
     try:
@@ -150,7 +150,7 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
 
 
 def in_short(value: Any) -> str:
-    """A short text for messages: the keys of a mapping, otherwise the beginning."""
+    """Return a short text for messages: a mapping's keys, else the beginning."""
     if isinstance(value, Mapping) and value:
         keys = ", ".join(repr(key)[:40] for key in list(value)[:6])
         return f"<{type(value).__name__} with the keys {keys}{', ...' * (len(value) > 6)}>"
@@ -159,7 +159,7 @@ def in_short(value: Any) -> str:
 
 
 def constructor_call(compressor: Any) -> str:
-    """The call that constructs an equal compressor, except for ``named_parameters`` and ``process_set``."""
+    """Return a compressor's constructor call, without ``named_parameters`` and ``process_set``."""
     scheme = inner_of(compressor.policy.scheme)
     name, parameters = type(compressor).__name__, inspect.signature(type(compressor)).parameters
     if "scheme" in parameters and registry.is_own(type(scheme)):
@@ -184,7 +184,7 @@ def constructor_call(compressor: Any) -> str:
 
 
 def compared_arguments(compressor: Any, choosing: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments that must be the same on all workers, as texts; ``choosing`` are those that choose schemes."""
+    """Return texts of the arguments that all workers must share, including ``choosing``."""
     policy = compressor.policy
     values = {
         **choosing,

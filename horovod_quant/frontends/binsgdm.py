@@ -1,4 +1,4 @@
-"""Checks, clipping and messages of BinSGDM's optimizers."""
+"""Validation, clipping and messages of BinSGDM's optimizers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
 
 DEFAULT_BETA = 0.85
-"""The best of six in `scripts/reproduce binsgdm-tuning`."""
+"""Best of six values in `scripts/reproduce binsgdm-tuning`."""
 
 SPREAD = (
     "BinSGDM: momentum and scale are split among the workers of each node, because the exchange is hierarchical; call "
     "the optimizer's gather_state() on all workers first"
 )
-"""For callers that ask a worker for the whole state, of which it keeps a part."""
+"""Error message for a request for the whole state from one worker."""
 
 WITHOUT_ITS_COMPRESSOR = (
     "BinSGDM: DistributedOptimizer has another compression, so gradients travel without quantization and become bits "
     "afterwards; pass compression=hvq.BinSGDM() to DistributedOptimizer"
 )
-"""For a script that has the optimizer alone."""
+"""Error message for the optimizer without its compressor."""
 
 _INFINITY = float("inf")
 
@@ -33,7 +33,7 @@ def require_beta(beta: Any) -> None:
 
 
 def require_same_beta(given: float | None, betas: Iterable[float]) -> None:
-    """Raise ValueError when optimizer and compressor differ in ``beta``; None if it was not given."""
+    """Raise ValueError if ``given`` differs from the optimizer's ``betas``; None is allowed."""
     found = sorted(set(betas))
     if given is not None and found != [given]:
         raise ValueError(f"beta={given!r}: the optimizer has beta={found}; use the same value for both")
@@ -53,15 +53,15 @@ def require_clip_norm(clip_norm: Any) -> None:
 
 
 def clipped(kernels: Any, values: Any, clip_norm: float | None) -> Any:
-    """A worker's gradient, flat, as BinSGDM takes it."""
+    """Return a worker's flat gradient, clipped to ``clip_norm`` if given."""
     return values if clip_norm is None else kernels.clip(values, clip_norm)
 
 
 def moves_by_averages(scheme: Scheme) -> bool:
-    """True if it exchanges averages of the workers' bits; False for bits.
+    """True if the scheme returns averages of the workers' bits.
 
-    Averages lose their unit to whatever multiplies them on the way to the optimizer (a loss scale, clipping, a sum). So
-    the largest one's magnitude is sent beside them.
+    Factors before the optimizer (a loss scale, clipping, a sum) change the unit of averages, so the largest average's
+    magnitude is sent, too.
     """
     return getattr(inner_of(scheme), "server_bits", 1) > 1
 

@@ -1,4 +1,4 @@
-"""Checks of calls of Horovod's operations with a compressor."""
+"""Validation of calls of Horovod's operations with a compressor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Classes of compressors made of schemes: ``hvq.QSGD(bits=4)`` is ``hvq.Compressor(schemes.QSGD(bits=4))``.
+"""Compressor classes of schemes: ``hvq.QSGD(bits=4)`` is ``hvq.Compressor(schemes.QSGD(bits=4))``.
 
-Signature and documentation come from the scheme's fields and from the constructors of the frontend's own class, so
-that nothing is written twice. scripts/write_stubs writes what type checkers see from the same source.
+Signature and documentation come from the scheme's fields and from the constructors of the frontend's class, so that
+nothing is written twice. scripts/write_stubs writes the stubs for type checkers from the same source.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from horovod_quant.schemes.base import Scheme, renamed_arguments
 
 
 class Classes:
-    """A frontend's classes, each made when it is first asked for.
+    """Compressor classes of a frontend, created on first use.
 
     Args:
-        module: that they shall belong to.
-        base: its compressor's class.
-        with_optimizer: the classes of compressors that belong to an optimizer, by the optimizer's name.
-        further: classes of compressors that are no scheme's.
+        module: name of the classes' module.
+        base: the frontend's compressor class.
+        with_optimizer: the compressor classes for specific optimizers, by the optimizer's name.
+        further: compressor classes without a scheme.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Classes:
             kind.__doc__ = documentation(kind)
 
     def find(self, name: str) -> type:
-        """The class of that name, for a module's ``__getattr__``.
+        """Return a class by name, for a module's ``__getattr__``.
 
         Raises:
             AttributeError: no scheme has that name, or it needs an optimizer that this frontend does not have.
@@ -66,7 +66,7 @@ class Classes:
         return [scheme_class.__name__ for scheme_class in registry.registered()]
 
     def base_of(self, scheme_class: type[Scheme]) -> type:
-        """The base of the class of a scheme."""
+        """Return the base class of a scheme's compressor class."""
         wanted = scheme_class.own_optimizer
         if wanted is None:
             return self._base
@@ -99,11 +99,10 @@ class Classes:
 
 
 def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signature:
-    """A compressor's: the scheme's arguments in place of the scheme, then those of all compressors, by name alone.
+    """Return a compressor's signature: the scheme's arguments, then keyword-only common ones.
 
     Args:
-        base: `BaseCompressor`, or what is derived from it; its ``not_taken`` names arguments of the classes above that
-            it does not take.
+        base: `BaseCompressor` or a subclass; its ``not_taken`` names arguments of base classes that it does not take.
         scheme_class: None for the signature of ``base`` itself.
     """
     found: dict[str, Parameter] = {}
@@ -122,7 +121,7 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
     own = [found.pop("scheme")] if "scheme" in found else []
     if scheme_class is not None:
         hints = _hints(scheme_class)
-        # Where the class above takes arguments by their position, they keep it.
+        # Positional arguments of the base class stay positional.
         taken = any(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in found.values())
         own = [
             Parameter(
@@ -140,7 +139,7 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
 
 
 def _written_signature(constructor: Any) -> Signature:
-    """The signature in the source."""
+    """Return the signature in the source."""
     return getattr(constructor, "_written", None) or inspect.signature(constructor)
 
 
@@ -167,7 +166,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _hints(of: Any) -> dict[str, Any]:
-    """Annotations as types; as they are written, where this Python cannot read them."""
+    """Return annotations as types, or as texts if Python cannot evaluate them."""
     try:
         return typing.get_type_hints(of)
     except (TypeError, NameError):
@@ -175,7 +174,7 @@ def _hints(of: Any) -> dict[str, Any]:
 
 
 def _bound(signature: Signature, name: str, given: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a constructor was given, by name; raises TypeError, which names the class."""
+    """Return the constructor's arguments by name; raise TypeError with the class's name."""
     refuse_unknown(name, [each for each in named if each not in signature.parameters], signature.parameters)
     try:
         return signature.bind(*given, **named).arguments
@@ -197,7 +196,7 @@ def refuse_unknown(name: str, unknown: Sequence[str], known: Iterable[str]) -> N
 
 
 def documentation(base: type, scheme_class: type[Scheme] | None = None) -> str:
-    """The scheme's, with every argument explained; that of ``base`` without one."""
+    """Return a scheme's docstring with all arguments, or that of ``base``."""
     head, own, rest = _parts(scheme_class or base)
     above = [_parts(kind)[1] for kind in reversed(base.__mro__) if kind is not object]
     texts = {name: text for each in above for name, text in each.items()}
@@ -212,7 +211,7 @@ def documentation(base: type, scheme_class: type[Scheme] | None = None) -> str:
 
 
 def _parts(kind: type) -> tuple[str, dict[str, str], str]:
-    """A docstring: what comes before the arguments, each argument's text, and what comes after them."""
+    """Split a docstring into text before, each argument's, and text after."""
     text = inspect.cleandoc(vars(kind).get("__doc__") or kind.__name__)
     head, _, rest = text.partition("\nArgs:\n")
     listed, _, rest = re.sub(r"\n\n(?=\S)", "\0", rest, count=1).partition("\0")

@@ -1,4 +1,4 @@
-"""The fingerprint of a gradient, by which workers notice different ones."""
+"""Fingerprint of a gradient, by which workers detect different gradients."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from horovod_quant.schemes.base import Scheme
 
 @functools.lru_cache(maxsize=4096)
 def fingerprint(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
-    """Signs that depend on what workers must have in common."""
+    """Return signs that depend on properties that all workers must share."""
     return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed} {WIRE_VERSION}")))

@@ -1,6 +1,6 @@
-"""Methods' names of version 0.1.0, which are accepted for a version: what they meant, and how that is spelled today.
+"""Names of methods of version 0.1.0, and their present spelling.
 
-Files that were written then (`VERSION` 1 of names, or none stated) are read with the meaning of then.
+They are accepted for a version. Files of that version (`VERSION` 1 of names, or none) keep the names' meaning of then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from horovod_quant.kernels import notices
 from horovod_quant.schemes.eden import MOST_BITS, MOST_GATHERED, balanced
 
 VERSION = 2
-"""Of methods' names, which JSON files and saved states say."""
+"""Version of methods' names in JSON files and saved states."""
 
 _FORMER = {
     "qsgd": "qsgd-{bits}-l2-bucket1024-allgather",
@@ -27,19 +27,19 @@ _FORMER = {
     "eden": "eden-{bits}{server}",
     "eden-trellis": "eden-{bits}{server}-trellis",
 }
-"""Former names without the bits, and how they are spelled today."""
+"""Former names without the bits, and their present spelling."""
 
 _ANOTHER_MEANING = ("qsgd", "nuqsgd", "eden")
-"""Those of `_FORMER` that mean something else today."""
+"""Names of `_FORMER` that have another meaning today."""
 
 
 def present(name: str, version: int | None = None, workers: int | None = None) -> str | None:
-    """The present spelling of a former name; None where it has its meaning still, or never had one.
+    """Return a former name's present spelling; None if unchanged or unknown.
 
     Args:
-        name: of a method.
-        version: of the names in a file; None where a user has written it, who is warned.
-        workers: who used the method then, None if that is not known: EDEN's reducers depended on their number.
+        name: name of a method.
+        version: version of the names in a file; None if a user wrote the name, who is warned.
+        workers: number of workers of the file, on which EDEN's reducers depended; None if unknown.
     """
     if re.fullmatch("((nu|global-)?qsgd-.*)-joint(-.*)?", name):
         correlated = name.replace("-joint", "-correlated")
@@ -56,7 +56,7 @@ def present(name: str, version: int | None = None, workers: int | None = None) -
 
 
 def warn_of_another_meaning(names: Iterable[str]) -> None:
-    """Warn of names that a user has written, once for each."""
+    """Warn of names that a user has written, once per name."""
     for name in names:
         spelled = _spelled(name, None)
         if spelled not in (None, name) and _family(name) in _ANOTHER_MEANING and name not in _warned:
@@ -83,9 +83,9 @@ def _spelled(name: str, workers: int | None) -> str | None:
 
 
 def _server(family: str, bits: int, workers: int | None) -> str:
-    """The spelling of the width of reducers in version 0.1.0.
+    """Return the spelling of EDEN's reducer bits in version 0.1.0.
 
-    They added up to twice the workers' nmse.
+    The reducers added up to twice the workers' nmse.
     """
     if not family.startswith("eden") or not 1 <= bits < MOST_BITS or (workers or 3) <= MOST_GATHERED:
         return ""

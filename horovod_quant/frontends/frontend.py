@@ -1,4 +1,4 @@
-"""The base class of compressors for PyTorch and TensorFlow."""
+"""Base class of compressors for PyTorch and TensorFlow."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
 
 
 class BaseCompressor(metaclass=CompressorClass):
-    """The arguments and statistics that all compressors share.
+    """Base of compressors, with their common arguments and statistics.
 
-    Horovod asks it to compress each gradient. The compressor quantizes the gradient, exchanges it over Horovod's own
+    Horovod asks it to compress each gradient. The compressor quantizes the gradient, reduces it over Horovod's
     collectives, and gives Horovod a small *control tensor* to reduce instead: ``[1, +-1 x 16]``. The reduced first
     element shows the factor (average or sum, pre- and postscaling, joined workers). The signs, which depend on the
-    gradient's name, show whether all workers exchange the same gradient.
+    gradient's name, show whether all workers reduce the same gradient.
 
     Args:
-        scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
+        scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or a custom one; or the name of a
             method, such as ``"qsgd-4-l2"``.
-        min_elements: smaller gradients are left to Horovod, uncompressed.
+        min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: seed of the random rounding; the same on all workers.
+        seed: seed of the random rounding, the same on all workers.
         kernels: ``"auto"`` or the name of a backend.
         named_parameters: (name, parameter) pairs that name the gradients; by default they have Horovod's names.
-        process_set: where the gradients are reduced; by default the optimizer's process set.
+        process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass.
+        overlap: whether collectives run during the backward pass.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
             for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
             must take the same number of steps.
@@ -76,7 +76,7 @@ class BaseCompressor(metaclass=CompressorClass):
     """
 
     own_optimizer: str | None = None
-    """The ``own_optimizer`` of the schemes that it accepts; see `Scheme`."""
+    """Required ``own_optimizer`` of the schemes; see `Scheme`."""
 
     # Compressors that version 0.1.0 has pickled have neither.
     nmse_every = 0
@@ -122,7 +122,7 @@ class BaseCompressor(metaclass=CompressorClass):
         elif inside != FLOAT32:
             raise ValueError(f"inside={inside!r}: it is for hierarchical exchanges; add hierarchical=True")
         self.policy = Policy(scheme, min_elements, exclude, overrides)
-        self.policy.check_workers(2)  # one worker's Horovod asks for nothing, and would never say it
+        self.policy.check_workers(2)  # with one worker Horovod calls nothing that would raise this
         self.hierarchical = hierarchical
         self.inside = inside
         self.seed = int(seed)
@@ -139,7 +139,7 @@ class BaseCompressor(metaclass=CompressorClass):
             nodes.require_process_sets(self._basics(), hierarchical)
 
     def _basics(self) -> Any:
-        """Horovod's functions that need no framework."""
+        """Return Horovod's functions that need no framework."""
         raise NotImplementedError
 
     def _is_initialized(self) -> bool:
@@ -147,7 +147,7 @@ class BaseCompressor(metaclass=CompressorClass):
         return self._basics().is_initialized()
 
     def _check_workers(self, size: int) -> None:
-        """Raise ValueError when the arguments cannot serve these workers or nodes."""
+        """Raise ValueError if the arguments do not support these workers or nodes."""
         local_size = self._local_size()
         self.policy.check_workers(size, local_size)
         basics = self._basics()
@@ -158,38 +158,38 @@ class BaseCompressor(metaclass=CompressorClass):
             )
 
     def _deciding(self, workers: Workers) -> Workers:
-        """The workers for whose number ``exchange="auto"`` chooses."""
+        """Return the workers for whose number ``exchange="auto"`` chooses."""
         return workers
 
     def _check_kernels(self) -> None:
         kernel_backends.get(self._kernels)
 
     def _attach(self, process_set: Any, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
-        """Make what belongs to this process and its session of Horovod."""
+        """Create the attributes of this process and its Horovod session."""
         self.policy.is_off = switch.is_off(self.own_optimizer)
         lasting = set(vars(self))
         self._process_set = process_set
         self._traffic = TrafficCounter()
-        # The largest count of the names that have been forgotten. Other names start from it: a name that comes again
-        # would otherwise repeat its random bits.
+        # The largest count of the names that have been forgotten. Other names start from it: a name used anew would
+        # otherwise repeat its random bits.
         self._first_step = 0
         self._name_parameters(named_parameters)
         self._bind()
         self._attached = {*vars(self), "_attached"} - lasting
 
     def _name_parameters(self, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
-        """Take the names of the gradients."""
+        """Store the names of the gradients."""
         raise NotImplementedError
 
     def _bind(self) -> None:
-        """Make the part of a frontend."""
+        """Create the attributes of a frontend."""
         raise NotImplementedError
 
     _in_copies: tuple[str, ...] = ()
-    """Of what `_attach` makes, the names that copies keep."""
+    """Names of attributes made by `_attach` that copies keep."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """The attributes, except those that `_attach` has made."""
+        """Return the attributes, except those that `_attach` has made."""
         left_out = self._attached.difference(self._in_copies)
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
@@ -200,23 +200,23 @@ class BaseCompressor(metaclass=CompressorClass):
         vars(self).update(kept)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return this worker's bytes sent, and those of float32, by parameter."""
         found = self._traffic.stats()
         return found._replace(uncounted=tuple(self._uncounted(found.parameters)))
 
     def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
-        """Names of gradients that Horovod has reduced without asking this compressor."""
+        """Return names of gradients that Horovod has reduced without this compressor."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Number of exchanges of each gradient, by name: with the seed, all that the random bits depend on.
+        """Return the number of reductions of each gradient, by name.
 
-        Of a script's own allreduces the last 1,024 names are kept; "forgotten" is the count from which other names
-        start, once there are more.
+        Only the seed and these counts determine the random bits. Of direct allreduces the last 1,024 names are kept;
+        "forgotten" is the count from which other names start, once there are more.
 
-        It is the same on all workers that have taken part in the same steps. Save it with a checkpoint and load it
-        into a new compressor with the same arguments: training then continues with the same random bits as without
-        the interruption.
+        The state is the same on all workers of the same steps. Save it with a checkpoint and load it into a new
+        compressor with the same arguments: training then continues with the same random bits as without the
+        interruption.
         """
         return step_counts.saved(self._exchange_counts(), self._first_step)
 
@@ -230,17 +230,17 @@ class BaseCompressor(metaclass=CompressorClass):
         self._resume_at(*step_counts.read(state))
 
     def _arguments(self) -> dict[str, str]:
-        """Arguments that must be the same on all workers, see `horovod_quant.reductions.agreement`."""
+        """Return the arguments that all workers must share, see `horovod_quant.reductions.agreement`."""
         return compared_arguments(self, self._choosing_arguments())
 
     def _choosing_arguments(self) -> dict[str, Any]:
-        """Arguments that choose schemes, with the class as "compression"."""
+        """Return the arguments that choose schemes, with the class as "compression"."""
         inner = inner_of(self.policy.scheme)
         own = {argument: getattr(inner, argument) for argument in argument_names(inner)}
         return {"compression": type(inner).__name__, **own}
 
     def __repr__(self) -> str:
-        """A call that constructs an equal compressor, except for ``named_parameters`` and ``process_set``."""
+        """Return the constructor call, without ``named_parameters`` and ``process_set``."""
         return constructor_call(self)
 
     def _exchange_counts(self) -> dict[str, int]:
@@ -250,22 +250,22 @@ class BaseCompressor(metaclass=CompressorClass):
         raise NotImplementedError
 
     def _local_size(self) -> int:
-        """Number of workers of a node, as far as this worker knows; 1 without a hierarchy."""
+        """Return the known number of workers of a node; 1 without a hierarchy."""
         return nodes.local_size(self._basics, self.hierarchical)
 
     def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:
-        """Warn once if no gradient with these elements, by name, is compressed."""
+        """Warn once if none of these gradients is compressed; ``elements`` are by name."""
         if not self._said_nothing_is_compressed:
             self._said_nothing_is_compressed = no_gain.warn_if_nothing_is_compressed(
                 type(self).__name__, self.policy, elements
             )
 
     def _fingerprint(self, name: str, shape: Any, dtype: Any, scheme: Scheme) -> tuple[float, ...]:
-        """The fingerprint in the control tensor of a gradient."""
+        """Return the fingerprint in a gradient's control tensor."""
         return fingerprint(name, shape, dtype, scheme, self.seed)
 
     def _factor(self, name: str, expected: Sequence[float], output: Sequence[float]) -> float:
-        """The factor of Horovod's sums, from the reduced control tensor.
+        """Return the factor of Horovod's sums, from the reduced control tensor.
 
         Raises:
             RuntimeError: the workers meant different gradients.

@@ -14,7 +14,7 @@ _FEWEST_GROUPS = 4
 
 
 class Member(NamedTuple):
-    """A gradient's name, the scheme that exchanges it, and its bytes."""
+    """Gradient with its name, scheme and bytes."""
 
     name: str
     scheme: Scheme
@@ -25,9 +25,9 @@ def cut(members: Sequence[Member], group_bytes: int, operations: int) -> list[li
     """Cut gradients into groups of one scheme, ordered by last members.
 
     Args:
-        members: the gradients, in the order in which they come.
-        group_bytes: of gradients that share a group; more, where Horovod's cache would overflow.
-        operations: number of operations that the optimizer itself takes in a step.
+        members: the gradients, in their order of arrival.
+        group_bytes: bytes of gradients per group; more if Horovod's cache would overflow.
+        operations: number of the optimizer's operations in a step.
 
     Returns:
         The names of each group's gradients.

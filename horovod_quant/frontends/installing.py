@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def install_page() -> Path:
-    """``docs/install.md``: where setup.py puts it into the package, or in the checkout."""
+    """Return the path of ``docs/install.md`` in the package or the checkout."""
     package = Path(__file__).resolve().parents[1]
     packaged = package / "install.md"
     return packaged if packaged.exists() else package.parent / "docs" / packaged.name

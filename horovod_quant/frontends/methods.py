@@ -1,9 +1,9 @@
 """Names of methods, such as ``global-qsgd-8``, in commands, scripts and documents.
 
-A name says which scheme and which arguments: one of the scheme's short names (`presets` of
-`horovod_quant.schemes.base.Scheme`), the number of bits if the preset leaves the argument ``bits`` open, and whatever
-differs from the defaults: ``qsgd-4`` is ``QSGD(bits=4)``, ``qsgd-4-l2-bucket1024`` is ``QSGD(bits=4, norm="l2",
-bucket_size=1024)``. ``none`` and ``fp16`` are Horovod's own.
+A name has the scheme and its arguments: one of the scheme's short names (`presets` of
+`horovod_quant.schemes.base.Scheme`), the number of bits if the preset leaves the argument ``bits`` open, and the
+differences from the defaults: ``qsgd-4`` is ``QSGD(bits=4)``, ``qsgd-4-l2-bucket1024`` is ``QSGD(bits=4, norm="l2",
+bucket_size=1024)``. ``none`` and ``fp16`` are Horovod's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NONE, FP16 = registry.HOROVODS_OWN
 BINSGDM = "binsgdm"
 
 MOST_BITS = 32
-"""Numbers of bits to try, to find those that a scheme accepts: float32 has no more."""
+"""Numbers of bits to try with a scheme: float32 has no more."""
 
 
 class Method(NamedTuple):
-    """A method: its name, the class of its scheme, and its arguments; Horovod's own methods have no class."""
+    """Method with its name, scheme class and arguments; Horovod's methods have no class."""
 
     name: str
     scheme_class: type[Scheme] | None
@@ -36,12 +36,12 @@ class Method(NamedTuple):
 
     @property
     def class_name(self) -> str | None:
-        """Name of the scheme's class, and of the frontends' class."""
+        """Name of the scheme's and the frontends' class."""
         return None if self.scheme_class is None else self.scheme_class.__name__
 
     @property
     def family(self) -> str:
-        """The name without the bits."""
+        """Name without the bits."""
         for name, kind, preset in _presets():
             if kind is self.scheme_class and _has_bits(kind, preset):
                 bits, rest = f"{name}-{self.arguments.get('bits')}", self.name
@@ -51,15 +51,15 @@ class Method(NamedTuple):
 
     @property
     def own_optimizer(self) -> str | None:
-        """See `horovod_quant.schemes.base.Scheme`."""
+        """Required optimizer, see `horovod_quant.schemes.base.Scheme`."""
         return None if self.scheme_class is None else self.scheme_class.own_optimizer
 
     def scheme(self) -> Scheme | None:
-        """None for Horovod's own."""
+        """Return the scheme; None for Horovod's methods."""
         return None if self.scheme_class is None else self.scheme_class(**self.arguments)
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
-        """The value for ``compression=``.
+        """Return the value for ``compression=``.
 
         Args:
             hvd: ``horovod.torch`` or ``horovod.tensorflow``.
@@ -71,7 +71,7 @@ class Method(NamedTuple):
         return getattr(hvq, self.class_name)(**{**self.arguments, **options})
 
     def code(self, **options: Any) -> str:
-        """The code after ``compression=``: ``hvq.QSGD(bits=4, norm='l2')``, ``hvd.Compression.fp16``.
+        """Return the code after ``compression=``: ``hvq.QSGD(bits=4, norm='l2')``, ``hvd.Compression.fp16``.
 
         Args:
             **options: further arguments of the compressor; Horovod's own accept none.
@@ -90,9 +90,10 @@ class Family(NamedTuple):
 
 
 def every_family() -> list[Family]:
-    """The methods that commands consider: Horovod's own, and each short name and variant with all possible bits.
+    """Return the methods that commands consider, with all possible bits.
 
-    Methods that lack an argument are left out, as are those that another package's scheme refuses.
+    They are Horovod's, and those of each short name and variant. Methods that lack an argument are left out, as are
+    those that another package's scheme refuses.
     """
     found = [Family(name, (Method(name, None, {}),)) for name in (NONE, FP16)]
     for short, kind, preset in _presets():
@@ -107,7 +108,7 @@ def every_family() -> list[Family]:
 
 
 def families(for_compressor: bool = False) -> list[str]:
-    """The names that commands consider, for help texts and messages; ``BITS`` stands for a number.
+    """Return method names for help texts, with ``BITS`` for a number.
 
     Args:
         for_compressor: see `parse`.
@@ -123,12 +124,12 @@ def families(for_compressor: bool = False) -> list[str]:
 
 
 def compared() -> list[str]:
-    """The names of the methods that are compared by default."""
+    """Return the names of the methods that are compared by default."""
     return [NONE, FP16, *(name for kind in registry.registered() for name in registry.compared_of(kind))]
 
 
 def examples() -> dict[str, Scheme]:
-    """A scheme with defaults for each short name, where possible."""
+    """Return a scheme with defaults for each short name, where possible."""
     found = {}
     for name, kind, preset in _presets():
         for variant in ({}, *_variants(kind)):
@@ -141,13 +142,13 @@ def examples() -> dict[str, Scheme]:
 def parse(
     name: str, *, version: int | None = None, workers: int | None = None, for_compressor: bool = False
 ) -> Method:
-    """The method with that name. A name that only version 0.1.0 had comes with a FutureWarning.
+    """Return the method with a name; a name of version 0.1.0 issues a FutureWarning.
 
     Args:
-        name: as `families` has it, or with any other arguments spelled out.
-        version: of the names in a file, see `former_names.VERSION`; by default a user has written it. A file's name
-            has the meaning that it had when it was written, and comes without a warning.
-        workers: who used the method then, if that is known.
+        name: a name of `families`, or one with other arguments spelled out.
+        version: version of the names in a file, see `former_names.VERSION`; None for a user's name. A file's name has
+            the meaning of that version, and no warning is issued.
+        workers: number of workers of the file, if known.
         for_compressor: True to suggest only what ``hvq.Compressor`` accepts: neither a method of Horovod nor one that
             belongs to an optimizer.
 
@@ -168,7 +169,7 @@ def parse(
 
 
 def _find(name: str) -> Method | None:
-    """None if there is no such method; raises ValueError where its arguments are not possible."""
+    """Return the method or None; raise ValueError for impossible arguments."""
     # The longest short name first: another package's may begin with one of ours.
     for short, kind, preset in sorted(_presets(), key=lambda each: -len(each[0])):
         if name != short and not name.startswith(f"{short}-"):
@@ -214,7 +215,7 @@ def _method(
 
 
 def _spelled(kind: type[Scheme], arguments: Mapping[str, Any]) -> list[str]:
-    """Words of a name for what differs from the defaults."""
+    """Return the words of a name for arguments other than defaults."""
     usual = _defaults(kind)
     found = []
     for field in _fields(kind):
@@ -231,7 +232,7 @@ def _spelled(kind: type[Scheme], arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _read(kind: type[Scheme], text: str) -> dict[str, Any] | None:
-    """The arguments that the end of a name spells out; None if it says anything else."""
+    """Return the arguments that a name's suffix spells out; None if it is invalid."""
     if not text:
         return {}
     for field, choices in _fields(kind).items():
@@ -250,7 +251,7 @@ def _read(kind: type[Scheme], text: str) -> dict[str, Any] | None:
 
 
 def _fields(kind: type[Scheme]) -> dict[str, tuple[Any, ...]]:
-    """Arguments that names can spell out, with choices; none for numbers."""
+    """Return arguments that names can spell out, with choices; none for numbers."""
     try:
         hints = typing.get_type_hints(kind)
     except (TypeError, NameError):
@@ -273,7 +274,7 @@ def _fields(kind: type[Scheme]) -> dict[str, tuple[Any, ...]]:
 
 
 def _stem(field: str) -> str:
-    """``bucket`` of ``bucket_size``, ``server`` of ``server_bits``."""
+    """Return ``bucket`` for ``bucket_size``, ``server`` for ``server_bits``."""
     return re.sub("_(size|bits)$", "", field).replace("_", "-")
 
 
@@ -282,7 +283,7 @@ def _defaults(kind: type[Scheme]) -> dict[str, Any]:
 
 
 def _nearest(name: str, for_compressor: bool) -> str:
-    """The remedy: methods of a class of that name, a name like it, or all names."""
+    """Return a remedy: a class's methods, a similar name, or all names."""
     known = families()
     kind = registry.find(name)
     shorts = {short: found for short, found, _ in _presets()}

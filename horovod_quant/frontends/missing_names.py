@@ -15,7 +15,7 @@ _ELSEWHERE = {
 
 
 def message(module: str, name: str, known: Iterable[str]) -> str:
-    """The message of an AttributeError for a module without that name."""
+    """Return the message of an AttributeError for a missing name."""
     lacking = f"module {module!r} has no attribute {name!r}"
     if name.startswith("__"):  # Python itself asks
         return lacking

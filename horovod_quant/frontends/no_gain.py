@@ -15,11 +15,11 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 def warn_if_it_sends_more(
     policy: Policy, workers: Workers, resolved_for: Workers, is_hierarchical: bool
 ) -> bool:
-    """Warn of the first scheme that sends more than float32 would; return True if there is one.
+    """Warn of the first scheme that sends more than float32; return True then.
 
     Args:
-        policy: which has the schemes.
-        workers: between which they are run.
+        policy: the policy with the schemes.
+        workers: the workers of the reduction.
         resolved_for: the workers for whose number ``exchange="auto"`` chooses.
         is_hierarchical: true if each of the workers is a node.
     """
@@ -45,11 +45,11 @@ def warn_if_it_sends_more(
 
 
 def _remedy(scheme: Scheme, resolved: Scheme) -> str:
-    """The arguments with which a scheme sends less."""
+    """Return the arguments with which a scheme sends less."""
     found = {"exchange": "auto", "coding": "fixed"}
     changed = {name: value for name, value in found.items() if getattr(scheme, name, value) != value}
     if not changed and getattr(resolved, "exchange", None) == "allgather":
-        changed = {"exchange": "alltoall"}  # which "auto" has not chosen
+        changed = {"exchange": "alltoall"}  # "auto" has not chosen it
     if changed:
         return f"use {', '.join(f'{name}={value!r}' for name, value in changed.items())}"
     return "use fewer bits, or another method: `horovod-quant advise` names one"
@@ -59,9 +59,9 @@ def warn_if_nothing_is_compressed(name: str, policy: Policy, elements: Mapping[s
     """Warn if a policy compresses no gradient; return True if it has warned.
 
     Args:
-        name: of the class of the compressor.
-        policy: of the compressor.
-        elements: of each gradient of a model, by name.
+        name: name of the compressor's class.
+        policy: policy of the compressor.
+        elements: number of elements of each gradient, by name.
     """
     if not elements or policy.is_off or policy.compresses_any(elements):
         return False

@@ -1,4 +1,4 @@
-"""Nodes of workers, and the process sets of hierarchical exchanges.
+"""Nodes of workers, and the process sets of hierarchical reductions.
 
 A node is a host, or a number of consecutive ranks chosen by the user. Each node is a process set (the group LOCAL), and
 so are the workers with the same local rank (CROSS).
@@ -18,36 +18,36 @@ _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 class Nodes(NamedTuple):
-    """Workers of an exchange, and the process set of each group."""
+    """Workers of a reduction, and the process set of each group."""
 
     workers: Workers
     process_sets: Mapping[str, Any]
 
 
 def flat(process_set: Any) -> Nodes:
-    """No hierarchy: the workers of a process set as they are now."""
+    """Return the current workers of a process set, without a hierarchy."""
     return Nodes(Workers(process_set.rank(), process_set.size()), {ALL: process_set})
 
 
 def groups(nodes: list[list[int]]) -> list[list[int]]:
-    """Ranks of the process sets that nodes need, in order of creation."""
+    """Return the ranks of the nodes' process sets, in order of creation."""
     if len(nodes) == 1 or len(nodes[0]) == 1:
         return []
     return [*nodes, *(list(cross) for cross in zip(*nodes))]
 
 
 def consecutive(size: int, ranks_per_node: int) -> list[list[int]]:
-    """The ranks of each node.
+    """Return the ranks of each node.
 
     Raises:
-        ValueError: they are no whole number of nodes.
+        ValueError: the ranks do not fill whole nodes.
     """
     require_whole_nodes(size, ranks_per_node)
     return [list(range(first, first + ranks_per_node)) for first in range(0, size, ranks_per_node)]
 
 
 def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
-    """Process sets for ``hvd.init(process_sets=...)`` that ``hierarchical=True`` needs.
+    """Return the process sets for ``hvd.init(process_sets=...)`` with ``hierarchical=True``.
 
     They are unnecessary if Horovod may add process sets later: with ``hvd.init(process_sets="dynamic")``, or with
     ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` in the environment.
@@ -57,7 +57,7 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
             consecutive, as horovodrun assigns them.
 
     Raises:
-        RuntimeError: the environment does not say how many workers there are.
+        RuntimeError: the environment does not have the number of workers.
         ValueError: the workers do not fill whole nodes.
     """
     from horovod.common.process_sets import ProcessSet
@@ -73,14 +73,14 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
 
 
 def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
-    """Number of workers of a node, as far as this worker knows; 1 without a hierarchy.
+    """Return the known number of workers of a node; 1 without a hierarchy.
 
     Args:
         basics: returns ``mpi_ops._basics`` of Horovod, which has been initialized.
         hierarchical: True for hosts, or the number of consecutive ranks of a node; False for no hierarchy.
 
     Raises:
-        ValueError: nodes differ in it.
+        ValueError: nodes have different numbers of workers.
         RuntimeError: under elastic training.
     """
     if not hierarchical:
@@ -106,7 +106,7 @@ def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
     size, by_host = basics.size(), hierarchical is True
     existing = list(map(tuple, _table(basics).values()))
     needed = groups(consecutive(size, basics.local_size() if by_host else int(hierarchical)))
-    if by_host:  # whose ranks are not known here: their numbers have to do
+    if by_host:  # the hosts' ranks are not known here: only their number is checked
         missing = needed if len(existing) <= len(needed) else []
     else:
         missing = [ranks for ranks in needed if tuple(ranks) not in existing]
@@ -121,22 +121,24 @@ def find(
     session: Any,
     gather: Callable[[list[int]], list[list[int]]],
 ) -> Nodes:
-    """The nodes of Horovod's workers. Called by all of them: where process sets are missing it adds them.
+    """Return the nodes of Horovod's workers, and add missing process sets.
+
+    All workers must call it.
 
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``.
         basics: its ``mpi_ops._basics``.
         hierarchical: True for hosts, or the number of consecutive ranks of a node.
-        session: an object that Horovod makes anew whenever it is initialized; None where it makes none.
-        gather: from some integers of this worker to those of every worker.
+        session: an object that Horovod creates at each initialization; None where there is none.
+        gather: function from integers of this worker to those of every worker.
 
     Raises:
-        ValueError: the workers are no whole number of nodes.
+        ValueError: the workers do not fill whole nodes.
         RuntimeError: process sets are missing and cannot be added.
     """
     key = (hvd.__name__, hierarchical is True, int(hierarchical))
     last = _found.get(key)
-    # Which workers look for nodes again must not differ between them: what they compare is the same for all.
+    # All workers must search again or none: the compared values are the same on all.
     if last is None or (last.table != _table(basics) if session is None else last.session is not session):
         found = _find(hvd, basics, hierarchical, gather)
         last = _found[key] = _Found(session, _table(basics), found)
@@ -144,7 +146,7 @@ def find(
 
 
 class _Found(NamedTuple):
-    """Nodes, and what they were found for; a reference to the session, lest another have its id."""
+    """Cached nodes; the reference to the session keeps its id unique."""
 
     session: Any
     table: dict[int, list[int]]
@@ -155,7 +157,7 @@ _found: dict[tuple, _Found] = {}
 
 
 def _table(basics: Any) -> dict[int, list[int]]:
-    """Ranks of the process sets, by number; the same on all workers."""
+    """Return the ranks of the process sets by number, equal everywhere."""
     return basics._get_process_set_ids_and_ranks()
 
 
@@ -175,7 +177,7 @@ def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> 
 
 
 def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[list[int]]:
-    """The ranks of each host, which need not be consecutive."""
+    """Return the ranks of each host, which need not be consecutive."""
     of_all = gather([basics.cross_rank(), basics.local_size()])
     hosts: dict[int, list[int]] = {}
     if len({local_size for _, local_size in of_all}) == 1:

@@ -1,4 +1,4 @@
-"""The choice of a scheme for each gradient."""
+"""Choice of a scheme for each gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_quant.schemes.base import Scheme, Workers, argument_names, renamed_
 from horovod_quant.schemes.hierarchical import inner_of
 
 _REMEMBERED = 10_000
-"""Choices, at most."""
+"""Maximum number of cached choices."""
 
 
 class Policy:
@@ -20,7 +20,7 @@ class Policy:
 
     Args:
         scheme: the scheme of all gradients without an override.
-        min_elements: smaller gradients are not compressed.
+        min_elements: minimum elements of a gradient that is compressed.
         exclude: names or shell-style patterns (``"*.bias"``) of gradients that are not compressed; None for none.
         overrides: different arguments of the scheme for names or patterns: ``{"head.*": {"bits": 8}}``. The first
             match is used.
@@ -56,11 +56,11 @@ class Policy:
 
     @property
     def schemes(self) -> list[Scheme]:
-        """Every scheme that may be chosen."""
+        """All schemes that may be chosen."""
         return [self.scheme, *(scheme for _, scheme in self.overrides)]
 
     def given_overrides(self) -> dict[str, dict[str, Any]]:
-        """The overrides that differ from the scheme, as they were given."""
+        """Overrides that differ from the scheme, as given by the user."""
         usual = inner_of(self.scheme)
         return {
             pattern: {
@@ -72,7 +72,7 @@ class Policy:
         }
 
     def scheme_for(self, name: str, elements: int) -> Scheme | None:
-        """The scheme for a gradient, None to leave it to Horovod."""
+        """Return the scheme for a gradient; None to leave it to Horovod."""
         if (name, elements) not in self._chosen:
             if len(self._chosen) >= _REMEMBERED:  # a script may make up a new name for each call
                 self._chosen.clear()
@@ -89,7 +89,7 @@ class Policy:
         return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise ValueError when a pattern matches no name: a misspelt pattern would go unnoticed."""
+        """Raise ValueError if a pattern matches no name: it may be misspelt."""
         known = list(names)
         patterns = [("exclude", pattern) for pattern in self.exclude]
         patterns += [("overrides", pattern) for pattern, _ in self.overrides]
@@ -99,17 +99,17 @@ class Policy:
                 raise ValueError(f"{argument}: {pattern!r} matches no parameter; the parameters are {shown}")
 
     def compresses_any(self, elements: Mapping[str, int]) -> bool:
-        """True if it chooses a scheme for any gradient; ``elements`` are their lengths, by name."""
+        """True if any gradient is compressed; ``elements`` are their lengths, by name."""
         return any(self.scheme_for(name, count) is not None for name, count in elements.items())
 
     def check_workers(self, size: int, local_size: int = 1) -> None:
-        """Raise ValueError when a scheme cannot serve ``size`` workers on such nodes."""
+        """Raise ValueError if a scheme does not support these workers and nodes."""
         for scheme in self.schemes:
             scheme.for_workers(Workers(0, size, local_size=local_size)).check_workers(size)
 
 
 def _patterns(exclude: Any) -> list[str]:
-    """The patterns, in an order that is the same on all workers: a set has none."""
+    """Return the patterns in the same order on all workers: a set has none."""
     if exclude is None or isinstance(exclude, str):
         return [] if exclude is None else [exclude]
     if isinstance(exclude, (bytes, Mapping)) or not isinstance(exclude, Iterable):

@@ -1,4 +1,4 @@
-"""The sample of a gradient on which the nmse of its exchanges is measured: see ``nmse_every`` of the compressors."""
+"""Sample of a gradient for measuring the nmse: see ``nmse_every`` of the compressors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from horovod_quant.kernels.layout import TILE, ceil_div
 
 REMEMBERED = 16
-"""Measurements that count, at most: an old one does not describe the present gradients."""
+"""Maximum number of measurements: older ones do not describe the present gradients."""
 
 
 def sampled(name: str, number: int, elements: int, share: float) -> np.ndarray:
-    """Return indices of a gradient's elements, in whole blocks, the same on every worker.
+    """Return sampled indices, in whole blocks, the same on every worker.
 
     Args:
-        name: of the gradient.
-        number: of the draw: another one gives other blocks.
-        elements: of the gradient, 1 or more.
-        share: of the elements to draw, from 0 to 1; at least one block.
+        name: name of the gradient.
+        number: number of the draw, which selects the blocks.
+        elements: number of elements of the gradient, 1 or more.
+        share: share of the elements to draw, from 0 to 1; at least one block.
     """
     blocks = ceil_div(elements, TILE)
     count = min(blocks, max(1, round(share * blocks)))

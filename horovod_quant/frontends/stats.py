@@ -14,7 +14,7 @@ class Traffic(NamedTuple):
     Attributes:
         bytes_sent: bytes that this compressor has sent.
         float32_bytes: bytes that a ring allreduce of the same gradients in float32 would have sent.
-        exchanged_again: buckets that were exchanged a second time because a sum overflowed its field (Global-QSGD with
+        exchanged_again: number of buckets that were resent because a sum overflowed its field (Global-QSGD with
             ``rotate=True``). ``bytes_sent`` includes their bytes.
     """
 
@@ -36,22 +36,22 @@ class Traffic(NamedTuple):
 
 
 OTHER_NAMES = "(other names)"
-"""In `Stats`: names of direct calls that have not been used for a long time."""
+"""Name in `Stats` for direct calls that have not been used recently."""
 
 
 class Stats(NamedTuple):
     """Traffic per parameter name and in total, since the compressor was constructed.
 
     Attributes:
-        parameters: by the parameters' names.
-        total: their sum.
-        steps: number of exchanges of the parameter that was exchanged most often.
-        uncounted: names of parameters that Horovod reduces without asking the compressor, such as those with sparse
+        parameters: traffic by parameter name.
+        total: sum over the parameters.
+        steps: largest number of reductions of a parameter.
+        uncounted: names of parameters that Horovod reduces without the compressor, such as those with sparse
             gradients; their bytes are not in ``total``.
-        seconds_waited: time in which the training waited for exchanges, decoding included; None where that is not
-            measured (TensorFlow).
-        nmse: the squared error of the averages by their own square, measured on a sample of the gradients; None
-            without ``nmse_every``.
+        seconds_waited: time in which the training waited for collectives and decoding; None where it is not measured
+            (TensorFlow).
+        nmse: squared error of the averages divided by their square, on a sample of the gradients; None without
+            ``nmse_every``.
     """
 
     parameters: dict[str, Traffic]
@@ -62,7 +62,7 @@ class Stats(NamedTuple):
     nmse: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Figures for TensorBoard, Weights & Biases or MLflow; empty while nothing has been sent.
+        """Return figures for TensorBoard, Weights & Biases or MLflow; empty before the first send.
 
         Returns:
             ``horovod_quant/mb_sent_per_step`` (10^6 bytes), ``horovod_quant/compression_ratio`` (bytes in float32
@@ -96,10 +96,10 @@ class Stats(NamedTuple):
 
 
 def total_of(parameters: Mapping[str, tuple[float, float, int]], steps: int) -> Stats:
-    """The parameters' traffic in whole bytes, with its sum.
+    """Return statistics of the parameters' traffic in whole bytes.
 
     Args:
-        parameters: bytes sent, bytes in float32 and buckets exchanged again, by name.
+        parameters: bytes sent, bytes in float32 and resent buckets, by name.
         steps: see `Stats`.
     """
     whole = {
@@ -113,7 +113,7 @@ class Repeated:
     """Counter of sends that have the same length every time.
 
     Attributes:
-        times: how often it was sent so far; the sender adds one.
+        times: number of sends so far; the sender adds one.
     """
 
     __slots__ = ("_added", "float32_bytes", "name", "sent_bytes", "times")
@@ -126,21 +126,21 @@ class Repeated:
         self._added = 0
 
     def take(self) -> int:
-        """Number of sends since the last call."""
+        """Return the number of sends since the last call."""
         times = self.times
         new, self._added = times - self._added, times
         return new
 
 
 _GROUPS = 256
-"""How many different sends of groups are counted apart, at most."""
+"""Maximum number of groups whose sends are counted separately."""
 
 
 class TrafficCounter:
-    """Counters of what is sent, for any thread.
+    """Thread-safe counters of sent bytes.
 
     Attributes:
-        seconds_waited: time in which the training waited for exchanges, where a frontend adds it up.
+        seconds_waited: time in which the training waited for collectives, where a frontend adds it.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class TrafficCounter:
         self._groups: dict[tuple[tuple[str, ...], tuple[float, ...]], int] = {}
 
     def expect(self, name: str, float32_bytes: float, times: int = 1) -> None:
-        """Count exchanges of a gradient, and their bytes in float32."""
+        """Count reductions of a gradient, and their bytes in float32."""
         with self._lock:
             self._expected[name] += float32_bytes
             self._times[name] += times
@@ -168,7 +168,7 @@ class TrafficCounter:
             self._add_all(names, sent, 1)
 
     def count_group(self, names: Iterable[str], sent: Iterable[float]) -> None:
-        """`count_all` for what is sent again and again: one addition for all names."""
+        """Count repeated sends as `count_all`, with one addition for all names."""
         key = tuple(names), tuple(sent)
         with self._lock:
             self._groups[key] = self._groups.get(key, 0) + 1
@@ -185,7 +185,7 @@ class TrafficCounter:
         self._groups.clear()
 
     def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:
-        """A counter of repeated sends, which costs one addition each time."""
+        """Return a counter of repeated sends, with one addition per send."""
         key = name, float32_bytes, sent_bytes
         with self._lock:
             self._expected.setdefault(name, 0.0)
@@ -201,13 +201,13 @@ class TrafficCounter:
                 self._times[name] += times
 
     def count_again(self, name: str, buckets: int) -> None:
-        """Count buckets that were exchanged a second time."""
+        """Count resent buckets."""
         if buckets:
             with self._lock:
                 self._again[name] += buckets
 
     def merge(self, of: str, into: str) -> list[str]:
-        """Count what was sent in the operation ``of`` as sent for ``into``; return the names that it had."""
+        """Move counts of the operation ``of`` to ``into``; return the operation's names."""
         with self._lock:
             self._add_up()
             merged = [name for name in self._expected if name == of or _is_member(name, of)]

@@ -1,4 +1,4 @@
-"""Numbers of exchanges by gradient, which with the seed select random bits."""
+"""Numbers of reductions by gradient, which with the seed select random bits."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 from horovod_quant.frontends.arguments import in_short
 
 UNNAMED = "unnamed"
-"""The name of a gradient that has none, whatever its shape, which shall not differ between workers unnoticed."""
+"""Name of all unnamed gradients. It has no shape, so that differing shapes are detected."""
 
 REMEMBERED_NAMES = 1024
-"""Of a script's own allreduces, at most."""
+"""Maximum number of remembered names of direct allreduces."""
 
 _FORGOTTEN = "forgotten"
-"""In a compressor's state: the largest count of the names beyond those."""
+"""Key in a compressor's state of the largest count of forgotten names."""
 
 
 def saved(counts: Mapping[str, int], first_step: int) -> dict[str, Any]:
-    """The state of a compressor, see `BaseCompressor.state_dict`.
+    """Return the state of a compressor, see `BaseCompressor.state_dict`.
 
     Args:
-        counts: by name.
-        first_step: the largest count of the names that have been forgotten, 0 if there are none.
+        counts: number of reductions by name.
+        first_step: the largest count of forgotten names, 0 if there are none.
     """
     return {"exchanges": dict(counts), **({_FORGOTTEN: first_step} if first_step else {})}
 
 
 def read(state: Any) -> tuple[dict[str, int], int]:
-    """The arguments of `saved`.
+    """Return the arguments of `saved` for a state.
 
     Raises:
-        ValueError: ``state`` is something else than what it has returned.
+        ValueError: ``state`` is not a result of `saved`.
     """
     counts = state.get("exchanges") if isinstance(state, Mapping) else None
     if not isinstance(counts, Mapping) or not {"exchanges"} <= set(state) <= {"exchanges", _FORGOTTEN}:

@@ -1,4 +1,4 @@
-"""The operators' switch: with ``HOROVOD_QUANT_DISABLE=1`` every compressor leaves all gradients to Horovod."""
+"""Operators' switch: ``HOROVOD_QUANT_DISABLE=1`` leaves all gradients to Horovod."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _logged = False
 
 
 def is_off(own_optimizer: str | None = None) -> bool:
-    """True if compression is switched off; the first time it is logged.
+    """True if compression is switched off, which is logged once.
 
     Workers that differ in it get Horovod's error about mismatched shapes in the first step.
 
     Args:
-        own_optimizer: of the compressor, which cannot step without it.
+        own_optimizer: the optimizer that cannot step without the compressor, or None.
 
     Raises:
         ValueError: the variable has another value than 0 or 1.

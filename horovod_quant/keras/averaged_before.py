@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 _HOROVODS = ("allreduce_grads", "_Allreduce/")
-"""Parts of the names of the function and operations with which Horovod's tapes reduce gradients."""
+"""Parts of the names of Horovod's functions and operations that reduce gradients."""
 
 
 def require_not_averaged(gradients: Sequence[Any]) -> None:

@@ -18,7 +18,7 @@ from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import HorovodCall, own_variable
 
 _numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
-"""Numbers of the optimizers that have averaged, by process set.
+"""Numbers of optimizers that have averaged, by process set.
 
 Every worker of a process set averages with the same optimizers in the same order, whatever other optimizers it has.
 """
@@ -77,7 +77,7 @@ class Averaging:
         return self._process_set
 
     def check_variables(self, variables: Sequence[Any]) -> None:
-        """Raise an error for variables that the compressor's arguments do not fit, also with one worker."""
+        """Raise an error for variables unfit for the compressor; also with one worker."""
         compression = self._compression
         if isinstance(compression, Compressor) and not compression._names_in_copies:
             compression.check_variables(list(zip(_paths(variables), map(own_variable, variables))))
@@ -121,7 +121,7 @@ class Averaging:
         return results
 
     def agree(self, flag: tf.Tensor) -> tf.Tensor:
-        """Return whether ``flag`` is true on every worker."""
+        """Return True if ``flag`` is true on every worker."""
         if self._is_alone():
             return flag
         _require_no_xla()

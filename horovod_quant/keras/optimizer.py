@@ -18,10 +18,10 @@ from horovod_quant.tensorflow.horovod_call import require_horovod
 from horovod_quant.tensorflow.optim import binsgdm_of
 
 _USED = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
-"""Methods of Keras's optimizers between the caller and the averaging, which a class must not override."""
+"""Methods called before the averaging, which an optimizer class must not override."""
 
 _SETTINGS = "_horovod_quant"
-"""Attribute of an optimizer with its `Averaging`, set without Keras's tracking, which would save it."""
+"""Attribute with an optimizer's `Averaging`. Keras does not track it, as it would save it."""
 
 
 def DistributedOptimizer(  # noqa: N802  Horovod's name

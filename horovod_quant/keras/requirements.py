@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OLDEST = (3, 6)
-"""The oldest release of Keras that clips gradients after accumulating them."""
+"""Oldest release of Keras that clips gradients after accumulating them."""
 
 _OLDEST = ".".join(map(str, OLDEST))
 

@@ -22,7 +22,7 @@ TILES_AT_A_TIME = 64
 """Tiles per iteration of a loop: a float32 sum stays in the cache, and needs no memory for a whole shard."""
 
 Part = tuple[int, Any, Callable[[np.ndarray], Any]]
-"""Length, dtype, and ``fill(out)``, which writes to ``out`` and returns it, or returns the values to be copied."""
+"""Length, dtype, and ``fill(out)``: it writes to ``out`` and returns it, or returns values to copy."""
 
 
 def no_part(dtype: Any) -> Part:
@@ -31,7 +31,7 @@ def no_part(dtype: Any) -> Part:
 
 
 def whole_tiles(elements: int, bits: int, encode: Callable[[Any], Any]) -> list[Part]:
-    """The codes of some elements, then zeros up to the end of the last tile."""
+    """Return the parts of codes padded with zeros to whole tiles."""
     used = code_words(elements, bits)
     unused = code_words(tiles(elements) * TILE, bits) - used
     return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]

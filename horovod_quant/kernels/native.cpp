@@ -1,11 +1,11 @@
-// The kernels of reference.py as plain loops, and as vectors where compilers make too little of loops, compiled once for
+// The kernels of reference.py as plain loops, and as vectors where compilers vectorize loops badly, compiled once for
 // each instruction set and chosen at run time.
 //
 // A C interface for ctypes; native_library.py declares it, native.py checks every size. A kernel `name` of the
 // headers becomes the symbols name_baseline, name_avx2 and name_avx512.
 //
-// Which bits come out must not depend on the compiler: no contraction to fused multiply-adds (-ffp-contract=off), no
-// -ffast-math, and every sum in a stated order.
+// Results must not depend on the compiler: no contraction to fused multiply-adds (-ffp-contract=off), no -ffast-math,
+// and every sum in a stated order.
 
 #include "native_base.h"
 #include "native_interface.h"
@@ -54,14 +54,14 @@ EXPORT u64 interface_version() {
 }
 
 #if defined(__x86_64__)
-// Not every compiler knows its name in __builtin_cpu_supports.
+// Some compilers do not know "f16c" in __builtin_cpu_supports.
 static bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 }
 #endif
 
-// Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
+// Index of this processor's best instruction set: 0 baseline, 1 AVX2, 2 AVX-512.
 EXPORT i64 best_instruction_set() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -1,8 +1,8 @@
 // All kernels, for the instruction set ISA, whose vectors have VECTOR_BYTES: included once for each.
 //
-// Every header with kernels takes effect once a pass, where it is needed first: its guard and NATIVE_PASS are both
-// defined or both undefined until then, and the next pass begins with the other of the two. A header that is opened by
-// itself, as in an editor, is the baseline's.
+// A header with kernels takes effect once per pass, at its first inclusion: until then its guard and NATIVE_PASS are
+// both defined or both undefined, and the next pass begins with the other state. A header alone, as in an editor, is
+// for the baseline.
 
 #include "native_each.h"
 #include "native_elias.h"

@@ -1,4 +1,4 @@
-// What does not depend on the instruction set.
+// Definitions for all instruction sets.
 
 #pragma once
 
@@ -42,8 +42,8 @@ struct Key {
   u32 k0, k1, shift, addend, flip, mirror;
 };
 
-// Rounds to nearest and keeps subnormals until the end of the scope, whatever the caller's settings are (PyTorch can
-// be told to flush subnormals). No load or store moves across the barriers, and all operands come from memory.
+// Rounds to nearest and keeps subnormals until the end of the scope, regardless of the caller's settings (PyTorch can
+// flush subnormals). No load or store moves across the barriers, and all operands come from memory.
 class DefaultArithmetic {
 #if defined(__x86_64__)
   unsigned saved = _mm_getcsr();

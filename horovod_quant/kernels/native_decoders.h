@@ -12,8 +12,8 @@
 
 namespace ISA {
 
-// `at` gives values from a part of a row. Words of whole codes have those of four rows under the same number, one in
-// each byte: `ready` is what is computed once for the four, `in_words` then gives the values of one.
+// `at` returns the values of a part of a row. In words of whole codes a number selects the codes of four rows, one per
+// byte: `ready` is computed once for the four, then `in_words` returns the values of one.
 
 struct UniformValue {
   template <class Fields>
@@ -22,8 +22,8 @@ struct UniformValue {
   }
 };
 
-// Digits in the highest bits of 32, which saves bringing them down: `at` gives values times 2^(32 - bits), `in_words`
-// times 2^24.
+// Digits in the highest bits of 32, which saves a shift: `at` returns values times 2^(32 - bits), `in_words` times
+// 2^24.
 struct UpperUniformValue {
   i64 bits;
 
@@ -44,7 +44,7 @@ struct UpperUniformValue {
   }
 };
 
-// Whether the units of all buckets can be made 2^30 times as small without rounding.
+// True if the units of all buckets can be divided by 2^30 without rounding.
 INLINE bool can_shrink(const float* const* norms, i64 workers, i64 buckets, DecodingScale scale) {
   DefaultArithmetic scope;
   i32 smallest = bits_of(1.0f);
@@ -56,8 +56,8 @@ INLINE bool can_shrink(const float* const* norms, i64 workers, i64 buckets, Deco
   return smallest >= (i32)bits_of(0x1p-96f);
 }
 
-// reference.exponential_values of codes with the sign as the highest bit. An index is an exponent, of a power of two
-// that is too small by the same factor everywhere. The sum is exact, and makes -0 a 0.
+// reference.exponential_values of codes with the sign as the highest bit. An index is the exponent of a power of two
+// that is too small by a constant factor. The sum is exact, and converts -0 to 0.
 INLINE Floats exponential_values(Words upper_codes, i64 bits) {
   const u32 top = (1u << (bits - 1)) - 1;
   const Ints powers = (Ints)upper_codes >> (i32)(9 - bits) & (i32)(top << 23 | 0x80000000);
@@ -80,7 +80,7 @@ struct ExponentialValue {
   }
 };
 
-// A row of the sum over the workers, in rank order. `of(worker)` gives what gives the parts of a worker's row.
+// A row of the sum over the workers, in rank order. `of(worker)` returns a function of a part of the worker's row.
 template <class Of>
 INLINE void sum_row(i64 workers, float* out, Of of) {
   Floats sum[PARTS];
@@ -134,7 +134,7 @@ INLINE void decode(const u32* const* words, const float* const* norms, i64 worke
   }
 }
 
-// As `decode`, of codes of at most four bits, each of which has its place in a vector. The tables are one a worker.
+// `decode` for codes of at most four bits, by a table lookup in a vector, with one table per worker.
 template <class Value>
 INLINE void decode_by_table(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
                             i64 bits, Value value, DecodingScale scale, float* tables, void* data, i64 type) {
@@ -172,8 +172,8 @@ INLINE void decode_by_table(const u32* const* words, const float* const* norms, 
   }
 }
 
-// The sums of the four rows whose codes have that number in a byte. Two parts at a time: of AVX2 they are a line of the
-// caches, and their sums stay in registers.
+// The sums of the four rows whose codes have this number in a byte. Two parts at a time: with AVX2 they are a cache
+// line, and their sums stay in registers.
 template <i64 BITS, i64 NUMBER, class Value>
 INLINE void sum_rows_of_words(const u32* const* words, i64 word, const float* units, i64 workers, Value value,
                               float* out) {
@@ -201,7 +201,7 @@ INLINE void sum_rows_of_words(const u32* const* words, i64 word, const float* un
   }
 }
 
-// As `decode`, of buckets of whole words of whole codes: all rows in a word at once.
+// `decode` for buckets of whole words of whole codes: all rows in a word at once.
 template <i64 BITS, class Value, class Scale>
 INLINE void decode_words(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
                          Value value, Scale scale, float* units, void* data, i64 type) {
@@ -226,8 +226,8 @@ INLINE void decode_words(const u32* const* words, const float* const* norms, i64
   }
 }
 
-// `decode_words` where it is faster than `decode`; whether it is. One worker's codes wait for memory, which prefers
-// rows in their order.
+// Calls `decode_words` if it is faster than `decode`, and returns true then. One worker's codes wait for memory, which
+// is faster with rows in order.
 template <class Value, class Scale>
 INLINE bool decode_if_whole(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
                             i64 bits, Value value, Scale scale, float* units, void* out, i64 type) {

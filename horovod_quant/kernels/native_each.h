@@ -1,7 +1,7 @@
-// A kernel for each of many gradients in one call: where they are small, a call takes longer than its work.
+// Kernels for many gradients in one call: a call costs more than the work on a small gradient.
 //
-// Gradient i has counts[i] elements of types[i] at x[i]. Norms and words of all gradients follow one another, but for
-// those that have pointers.
+// Gradient i has counts[i] elements of types[i] at x[i]. Norms and words of all gradients are consecutive, except those
+// with pointers.
 
 #if defined(NATIVE_EACH_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_EACH_H
@@ -44,7 +44,7 @@ KERNEL(void, encode_norms_and_codes_each)(i64 gradients, const void* const* x, c
   }
 }
 
-// Words and norms: those of the first gradient's workers, then of the second's. `units` has room for one gradient's.
+// Words and norms: pointers by gradient, then by worker. `units` has room for one gradient.
 #define DECODE_CODES_EACH(KIND)                                                                                        \
   KERNEL(void, decode_##KIND##_each)(i64 gradients, const u32* const* words, const float* const* norms, i64 workers,   \
                                      const i64* counts, i64 bucket_size, i64 bits, float factor, float* units,         \
@@ -91,7 +91,7 @@ KERNEL(void, binarize_each)(i64 gradients, const void* const* x, const i64* type
   }
 }
 
-// Words: those of the first gradient's workers, then of the second's.
+// Words: pointers by gradient, then by worker.
 KERNEL(void, vote_each)(i64 gradients, const i64* tiles, const u32* const* words, i64 workers, const Key* keys,
                         const i64* starts, u32* const* out) {
   for (i64 i = 0; i < gradients; i++)
@@ -110,7 +110,7 @@ KERNEL(void, encode_rotated_each)(i64 gradients, const void* const* x, const i64
     JOIN(encode_rotated, ISA)(x[i], types[i], counts[i], bits, trellis, keys + i, starts[i], words[i], scales[i]);
 }
 
-// Words, scales and keys: those of the first gradient's workers, then of the second's.
+// Words, scales and keys: by gradient, then by worker.
 KERNEL(void, add_rotated_each)(i64 gradients, const u32* const* words, const float* const* scales, i64 workers,
                                const i64* counts, i64 bits, i64 trellis, float factor, const Key* keys,
                                const i64* starts, void* const* out, const i64* types) {

@@ -1,8 +1,7 @@
 // Element types, and gradients in memory as float32.
 //
-// A gradient is processed tile by tile (1,024 elements), a tile row by row. The loops over the 32 lanes of a row are
-// those that the compiler vectorizes; what differs from row to row (shift, scale, counter) is a scalar there, so one
-// loop serves every width.
+// A gradient is processed tile by tile (1,024 elements), a tile row by row. The compiler vectorizes the loops over the
+// 32 lanes of a row; shift, scale and counter of a row are scalars there, so one loop is for every width.
 
 #if defined(NATIVE_ELEMENTS_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_ELEMENTS_H
@@ -60,7 +59,7 @@ INLINE void from_float(float value, BFloat& out) {
 }
 INLINE void from_float(float value, Half& out) {
   const u32 bits = bits_of(value), magnitude = bits & ABS;
-  const u32 subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);  // 0.5's last bit is 2^-24, as theirs
+  const u32 subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);  // 0.5 and subnormal halves end at 2^-24
   const u32 normal = (magnitude + 0xFFF + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
   const u32 finite = magnitude < (113u << 23) ? subnormal : normal;
   const u32 special = magnitude > INFINITE ? 0x7E00 : 0x7C00;
@@ -123,8 +122,8 @@ struct Tiles {
   INLINE i64 rows(i64 tile) const { return ceil_div(elements(tile), ROW); }
   INLINE bool is_float32(i64 tile) const { return type == FLOAT32 && elements(tile) == TILE; }
 
-  // Fetches the same row of the next tile. The processor's own prefetching leaves most of the memory's speed unused
-  // by loops with so much to compute.
+  // Fetches the same row of the next tile. In loops with much computation the processor's prefetching leaves most of
+  // the memory's speed unused.
   INLINE void prefetch_next(i64 tile, i64 row) const {
     const char* next = (const char*)data + ((tile + 1) * 32 + row) * row_bytes;
     __builtin_prefetch(next);
@@ -132,7 +131,7 @@ struct Tiles {
   }
 };
 
-// Gives tiles as float32, followed by zeros where the gradient ends.
+// Reads tiles as float32, followed by zeros where the gradient ends.
 struct Reader : Tiles<const void> {
   INLINE Reader(const void* data, i64 type, i64 count) : Tiles(data, type, count) {}
 
@@ -149,9 +148,9 @@ struct Reader : Tiles<const void> {
   }
 };
 
-// Gives blocks of `size` elements, whole rows, as float32, followed by zeros where the last row ends.
+// Reads blocks of `size` elements, whole rows, as float32, followed by zeros where the last row ends.
 struct Blocks {
-  static constexpr i64 LARGEST = 16 * TILE;  // 64 KB: what two loops over a block share by the caches
+  static constexpr i64 LARGEST = 16 * TILE;  // 64 KB: two loops over a block share it through the caches
   const void* data;
   i64 type, count, size;
   i64 row_bytes = ISA::row_bytes(type);
@@ -168,14 +167,14 @@ struct Blocks {
     for (i64 i = own; i % ROW; i++) buffer[i] = 0;
     return buffer;
   }
-  INLINE void prefetch_next(i64 block, i64 row) const {  // as that of `Tiles`
+  INLINE void prefetch_next(i64 block, i64 row) const {  // like `Tiles::prefetch_next`
     const char* next = (const char*)data + ((block + 1) * (size / ROW) + row) * row_bytes;
     __builtin_prefetch(next);
     __builtin_prefetch(next + row_bytes / 2);
   }
 };
 
-// Where decoders write: a tile of float32 that store() rounds to the gradient's type.
+// Decoders' output: a tile of float32 that store() rounds to the gradient's type.
 struct Writer : Tiles<void> {
   INLINE Writer(void* data, i64 type, i64 count) : Tiles(data, type, count) {}
 

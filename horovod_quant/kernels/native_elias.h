@@ -30,7 +30,7 @@ struct CodeWord {
   i64 bits;
 };
 
-// A number and the length of its code word, which is 0 where no code word of ours starts.
+// A number and the length of its code word, which is 0 where no valid code word starts.
 struct Parsed {
   i64 value, bits;
 };
@@ -204,7 +204,7 @@ struct BitReader {
   }
 };
 
-// Packs digits that come in the order of their indices, with zeros for those that are left out.
+// Packs digits that arrive in the order of their indices, with zeros for missing ones.
 struct DigitPacker {
   u32* out;
   i64 count, bits;
@@ -233,8 +233,8 @@ struct DigitPacker {
   }
 };
 
-// The functions below return the bit behind the stream, or 0 if the payload is corrupt. `position` never gets further
-// than a code word and a sign behind the payload's end before it is checked.
+// The functions below return the bit behind the stream, or 0 if the payload is corrupt. `position` is checked before it
+// is more than a code word and a sign behind the payload's end.
 template <class Code>
 INLINE i64 decode_sparse(BitReader stream, i64 count, i64 max_magnitude, DigitPacker& out) {
   const i64 end = 8 * stream.bytes;
@@ -246,7 +246,7 @@ INLINE i64 decode_sparse(BitReader stream, i64 count, i64 max_magnitude, DigitPa
     i += gap.value;
     if (gap.bits == 0 || position > end || i > count) return 0;
     if (i == count) return position;
-    // Of the 57 bits that are certain to be in `word`, a sign and a sound magnitude need 32.
+    // `word` has at least 57 valid bits, of which a sign and a valid magnitude need 32.
     const u64 rest = gap.bits <= 25 ? word >> gap.bits : stream.at(position);
     const Parsed magnitude = Code::parse(rest >> 1);
     position += 1 + magnitude.bits;
@@ -262,7 +262,7 @@ INLINE i64 decode_dense(BitReader stream, i64 count, i64 max_magnitude, DigitPac
   i64 position = 1, left = 0;
   u64 word = 0;  // the next `left` bits
   for (i64 i = 0; i < count; i++) {
-    if (left < 32) {  // which is enough for a sound element; any other is refused too when its end is missing
+    if (left < 32) {  // enough for a valid element; an invalid one is rejected also without its end
       word = stream.at(position);
       left = 57;
     }
@@ -285,7 +285,7 @@ INLINE i64 elias_decode_codes(const u8* payload, i64 bytes, i64 count, i64 bits,
   const i64 max_magnitude = (1 << (bits - 1)) - 1;
   const i64 end = stream.at(0) & 1 ? decode_dense<Code>(stream, count, max_magnitude, out)
                                    : decode_sparse<Code>(stream, count, max_magnitude, out);
-  // Nothing but zero bits follows, up to the end of the byte.
+  // Only zero bits may follow, up to the end of the byte.
   if (!end || ceil_div(end, 8) != bytes || (end % 8 && payload[bytes - 1] >> end % 8)) return 0;
   out.finish();
   return 1;
@@ -301,7 +301,7 @@ KERNEL(void, elias_encode_codes)(const u32* words, i64 count, i64 bits, i64 omeg
         : elias_encode_codes<Gamma>(words, count, bits, dense, out);
 }
 
-// Returns whether the payload is sound; what is in `words` is of use only then.
+// Returns true if the payload is valid; `words` is undefined otherwise.
 KERNEL(i64, elias_decode_codes)(const u8* payload, i64 bytes, i64 count, i64 bits, i64 omega, u32* words) {
   return omega ? elias_decode_codes<Omega>(payload, bytes, count, bits, words)
                : elias_decode_codes<Gamma>(payload, bytes, count, bits, words);

@@ -45,7 +45,7 @@ struct UniformRounding {
   }
 };
 
-// reference.round_exponential. At 8 bits the smallest level is the smallest normal float, below which floats are linear
+// reference.round_exponential. At 8 bits the smallest level is the smallest normal float, and subnormals are linear
 // anyway.
 template <bool IS_8_BITS, class Random>
 struct ExponentialRounding {
@@ -58,7 +58,7 @@ struct ExponentialRounding {
   INLINE ExponentialRounding(const float* norms, i64 bucket_size, i64 bits, Random random)
       : norms(norms), top((1u << (bits - 1)) - 1), buckets(bucket_size), random(random) {}
 
-  // Indices with fraction bits, linear between levels; then their rounding.
+  // Computes indices with fraction bits, linear between levels, and rounds them.
   INLINE void row(const float* RESTRICT x, i64 row, i32* RESTRICT digits) {
     if (buckets.begins()) scale = InverseNorm{1.0f}(*norms++);
     const u32 counter = random.counter(row), smallest = (128 - top) << 23;
@@ -96,7 +96,7 @@ INLINE void encode(const void* x, i64 type, i64 count, Rounding&& rounding, Pack
   packer.finish();
 }
 
-// Calls `use` with the rounding to so many levels.
+// Calls `use` with the rounding to `levels` levels.
 template <class Use>
 INLINE void with_uniform_rounding(const float* norms, i64 bucket_size, i64 levels, const Key* key, i64 start, Use use) {
   const i64 bits = smaller(24, __builtin_clz((u32)levels) - 1);  // reference.fraction_bits
@@ -142,7 +142,7 @@ KERNEL(void, round_exponential)(const void* x, i64 type, i64 count, const float*
 
 // ---- norms and codes ----------------------------------------------------------------------------------------------
 
-enum NormKind : i64 { GIVEN, MAXIMUM, ROOT };  // MAXIMUM and ROOT: as native_each.py has them
+enum NormKind : i64 { GIVEN, MAXIMUM, ROOT };  // MAXIMUM and ROOT: _NORM_KINDS of native_each.py
 
 template <class Norm>
 __attribute__((noinline)) float* block_norms(const float* values, i64 rows, i64 bucket_rows, float* out) {
@@ -154,7 +154,7 @@ __attribute__((noinline)) float* block_norms(const float* values, i64 rows, i64 
   return out;
 }
 
-// The norms of a gradient: they are there, or are found as its blocks come, or at once where no block holds a bucket.
+// Norms of a gradient: given, or computed with its blocks, or all at once if a bucket exceeds a block.
 struct Norms {
   i64 kind, bucket_size, block;
   float* out;

@@ -1,6 +1,5 @@
-// A hash of what the kernels take and return, so that native_library.py loads no library that was built from other
-// sources, and declares nothing otherwise than it was compiled. A kernel that comes to mean something else by the same
-// types takes another name.
+// A hash of the kernels' signatures, by which native_library.py refuses a library built from other sources, so that its
+// declarations equal the compiled functions. A kernel that changes its meaning but not its types needs another name.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Lloyd-Max levels and packed codes: rotation.py says what they mean.
+// Lloyd-Max levels and packed codes, which rotation.py defines.
 
 #if defined(NATIVE_LEVELS_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_LEVELS_H
@@ -12,12 +12,12 @@
 
 namespace ISA {
 
-// The positive levels of 1 bit, of 2, and so on.
+// Positive levels of 1 bit, 2 bits, and so on.
 static const double LLOYD_MAX_LEVELS[] = {0.7978846, 0.4527800, 1.5104176, 0.2450942, 0.7560053,
                                           1.3439093, 2.1519457, 0.1283950, 0.3880483, 0.6567591,
                                           0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896};
 
-// The levels of sign-and-magnitude codes; those of magnitudes alone where a table has no place for the signs.
+// Levels of sign-and-magnitude codes; of magnitudes alone if a table has no room for signs.
 template <i64 BITS>
 struct Levels {
   static constexpr bool SIGNED = 1 << BITS <= Table::SIZE;
@@ -32,10 +32,10 @@ struct Levels {
   }
 };
 
-// How many of a bucket's thresholds a magnitude exceeds, by bisection.
+// Number of a bucket's thresholds that a magnitude exceeds, by bisection.
 template <i64 BITS>
 struct Thresholds {
-  Table limits[BITS];  // of the bit of that number, by the bits above it
+  Table limits[BITS];  // thresholds of bit i, indexed by the bits above it
 
   INLINE explicit Thresholds(float unit) {
     static const float THRESHOLDS[] = {0.9815988f, 0.5005497f, 1.0499573f, 1.7479275f, 0.2582217f, 0.5224037f,
@@ -58,7 +58,7 @@ struct Thresholds {
   }
 };
 
-// reference.pack_codes of a bucket's rows, whose vectors `code` gives.
+// reference.pack_codes of a bucket's rows; `code` returns their vectors.
 template <i64 BITS, class Code>
 INLINE void pack_codes(i64 rows, u32* out, Code code) {
   Ints words[PARTS] = {};
@@ -76,7 +76,7 @@ INLINE void pack_codes(i64 rows, u32* out, Code code) {
     if (shift < 32) continue;
     write();
     shift -= 32;
-    // What did not fit: the upper `shift` bits of each code, which may be none.
+    // The rest: the upper `shift` bits of each code, possibly none.
 #pragma GCC unroll 8
     for (i64 part = 0; part < PARTS; part++) words[part] = codes[part] >> (i32)(BITS - shift);
   }
@@ -89,7 +89,7 @@ struct NearestCoding {
 
   INLINE NearestCoding() {}
 
-  // Codes of a bucket's coordinates; the sum of the products of coordinates and their levels.
+  // Writes the codes of coordinates, and returns the sum of coordinates times levels.
   INLINE double encode(i64 rows, float unit, u32* words, const float* z) const {
     const Thresholds<BITS> thresholds(unit);
     TermSums products;

@@ -1,4 +1,4 @@
-// Norms and sums of buckets, and the scales that are made of norms.
+// Norms and sums of buckets, and scales computed from norms.
 
 #if defined(NATIVE_NORMS_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_NORMS_H
@@ -11,7 +11,7 @@
 
 namespace ISA {
 
-// A bucket's rows go into 32 lanes, which are joined at its end.
+// A bucket's rows are accumulated in 32 lanes, which are combined at its end.
 struct Maximum {
   // As integers, magnitudes are in order and NaN is the largest.
   Ints lanes[PARTS] = {};
@@ -139,7 +139,7 @@ struct ShiftedScale {
   INLINE float operator()(float norm) const { return scale(norm) * power; }
 };
 
-// Tells at each row whether a bucket begins there.
+// Finds the rows where buckets begin.
 struct BucketRows {
   i64 bucket_rows;
   i64 left = 0;

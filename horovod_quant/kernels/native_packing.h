@@ -1,4 +1,4 @@
-// Packed digits and codes, row by row: layout.py says where their bits are.
+// Packed digits and codes, row by row, in the layout of layout.py.
 
 #if defined(NATIVE_PACKING_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_PACKING_H
@@ -74,7 +74,7 @@ struct CodePacker {
     if (shift < 32) return;
     write();
     shift -= 32;
-    // What did not fit: the upper `shift` bits of each code, which may be none.
+    // The rest: the upper `shift` bits of each code, possibly none.
     for (i64 lane = 0; lane < ROW; lane++) words[lane] = codes[lane] >> (bits - shift);
   }
   INLINE void finish() {
@@ -88,8 +88,8 @@ struct CodePacker {
   }
 };
 
-// Walks over the rows of packed words. digits() are those of a part of the row; several workers' words are read at the
-// same place. The caller says whether the row straddles two words, so that the compiler can know.
+// Iterators over the rows of packed words. digits() returns those of a part of the row; several workers' words are read
+// at the same position. The argument `straddles`, true if the row is in two words, is a constant for the compiler.
 
 struct SumFields {  // reference.unpack_sum
   i64 width;
@@ -127,7 +127,7 @@ struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
   }
   INLINE Ints digits(const u32* words, i64 part, bool straddles) const {
     const Words all = codes(words, part, straddles), magnitudes = all & ((1u << (bits - 1)) - 1);
-    return with_sign((Ints)magnitudes, (Ints)(all << (u32)(32 - bits)));  // a sign that is zero where a code is
+    return with_sign((Ints)magnitudes, (Ints)(all << (u32)(32 - bits)));  // a code of zero has a sign bit of zero
   }
   // With the sign as the highest bit, and other bits below them.
   INLINE Words upper_codes(const u32* words, i64 part, bool straddles) const {

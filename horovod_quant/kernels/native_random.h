@@ -1,4 +1,4 @@
-// Random bits: keys.py says how they are made.
+// Random bits, which keys.py defines.
 
 #if defined(NATIVE_RANDOM_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_RANDOM_H
@@ -13,12 +13,12 @@ namespace ISA {
 
 constexpr u32 WEYL = 0x9E3779B9;
 
-// How random bits are made of the hash: they are the hash itself; it is added to a constant, or subtracted from one, as
-// by correlated keys of all but one of an odd number of workers; as any key says.
+// Random bits from the hash: the hash itself; its sum with a constant, or its difference from one, as for correlated
+// keys of all but one of an odd number of workers; or by the general formula of a key.
 enum Bits { PLAIN, SUM, DIFFERENCE, GENERAL };
 
-// keys.hash32: the counter of a row's first element, then the bits of a lane. ((h << shift) + addend) ^ flip, where the
-// flip is of all bits or none, is `factor * h + addend`.
+// keys.hash32: the counter of a row's first element, then the bits of a lane. ((h << shift) + addend) ^ flip, where
+// flip has all bits or none, is `factor * h + addend`.
 template <Bits BITS>
 struct Random {
   u32 k0, k1, factor, addend, mirror;
@@ -48,8 +48,8 @@ struct Random {
       default: return factor * h + addend;
     }
   }
-  // A magnitude in units of 2^-FRACTION, rounded by the bits h, and its sign. The mirror of correlated keys makes that
-  // floor(y + u) of the element.
+  // A magnitude in units of 2^-FRACTION, rounded by the bits h, and its sign. With the mirror of correlated keys this
+  // is floor(y + u) of the element.
   template <i64 FRACTION>
   INLINE i32 rounded(i32 magnitude, u32 h, bool negative) const {
     if (BITS == GENERAL) h ^= negative ? mirror : 0;
@@ -60,7 +60,7 @@ struct Random {
   }
 };
 
-// Calls `use` with what makes the random bits of a key.
+// Calls `use` with the generator of a key's random bits.
 template <class Use>
 INLINE void with_random(const Key* key, i64 start, Use use) {
   if (!(key->shift | key->addend | key->flip | key->mirror))
@@ -73,7 +73,7 @@ INLINE void with_random(const Key* key, i64 start, Use use) {
     use(Random<SUM>(*key, start));
 }
 
-// As `with_random`, for what need not be fast with correlated keys.
+// `with_random` for kernels that need no speed with correlated keys.
 template <class Use>
 INLINE void with_any_random(const Key* key, i64 start, Use use) {
   if (!(key->shift | key->addend | key->flip | key->mirror))

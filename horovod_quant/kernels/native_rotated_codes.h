@@ -1,4 +1,4 @@
-// EDEN's kernels: rotation.py says what they mean.
+// EDEN's kernels, which rotation.py defines.
 
 #if defined(NATIVE_ROTATED_CODES_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_ROTATED_CODES_H
@@ -12,7 +12,7 @@
 
 namespace ISA {
 
-// As Maximum, of what is not 0.
+// Smallest nonzero magnitude, see Maximum.
 struct Minimum {
   Words lanes[PARTS];  // less 1
 
@@ -31,9 +31,9 @@ struct Minimum {
   }
 };
 
-constexpr float TINY = 0x1p-60f;  // beside 1 to 4: rotation.SMALLEST
+constexpr float TINY = 0x1p-60f;  // if the largest is 1 to 4: rotation.SMALLEST
 
-// A bucket's elements times a power of two, less what is tiny then; the sum of their squares.
+// Writes elements times a power of two, tiny ones as 0, and returns their sum of squares.
 static __attribute__((noinline)) double bring_into_range(const float* source, i64 size, float power, Bucket& target) {
   TermSums squares;
   for (i64 i = 0; i < size / VECTOR; i++) {
@@ -46,7 +46,7 @@ static __attribute__((noinline)) double bring_into_range(const float* source, i6
   return squares.take(size / ROW);
 }
 
-// By itself, since it is the same for all widths.
+// Not inlined, because it is the same for all widths.
 static __attribute__((noinline)) void rotate_once(Bucket& bucket, const Signs& signs, const Reader& in, i64 tile,
                                                   const float* source, i64 size) {
   bucket.rotate(signs, size, [&](i64 i) INLINE_LAMBDA {
@@ -74,7 +74,7 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     u32* words = out + tile * BITS * ROW;
     Maximum largest;
     Minimum smallest;
-    TermSums squares;  // as they are if the elements are in range
+    TermSums squares;  // unscaled, valid if the elements are in range
     for (i64 row = 0; row < size / ROW; row++)
 #pragma GCC unroll 8
       for (i64 part = 0; part < PARTS; part++) {
@@ -92,7 +92,7 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     Bucket bucket, in_range;
     i64 shift = 0;
     double square_sum;
-    // A power of two changes no digit of what follows if nothing overflows or is tiny. A trellis compares with numbers
+    // A power of two changes no digit of the results if nothing overflows or is tiny. A trellis compares with numbers
     // that do not depend on the range.
     if (!TRELLIS && maximum < 0x1p60f && minimum >= 0x1p-63f && minimum >= maximum * TINY) {
       square_sum = squares.take(size / ROW);

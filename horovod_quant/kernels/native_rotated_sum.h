@@ -1,4 +1,4 @@
-// Kernels of rotated_sums.py, which says what they mean.
+// Kernels of rotated sums, which rotated_sums.py defines.
 
 #if defined(NATIVE_ROTATED_SUM_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_ROTATED_SUM_H
@@ -58,7 +58,7 @@ KERNEL(void, rotated_samples)(const void* x, i64 type, i64 count, i64 samples, c
 template <class Random>
 INLINE void round_row(const float* RESTRICT z, float inverse, const Random& random, u32 counter,
                       const u32* RESTRICT weight, i32* RESTRICT digits, u32* RESTRICT lanes) {
-  constexpr float LARGEST = 0x1p22f, SHIFT = 0x1.8p23f;  // with which a float's last bit is 1
+  constexpr float LARGEST = 0x1p22f, SHIFT = 0x1.8p23f;  // a float of SHIFT's size has a last bit of 1
   for (u32 lane = 0; lane < ROW; lane++) {
     float y = z[lane] * inverse;
     y = y < LARGEST ? y : LARGEST;  // in this form for NaN
@@ -108,7 +108,7 @@ KERNEL(void, encode_rotated_sum)(const void* x, i64 type, i64 count, const float
   packer.finish();
 }
 
-// `count` is the coordinates'.
+// `count` is the number of coordinates.
 KERNEL(void, rotated_sum_checks)(const u32* words, i64 width, i64 count, u32* checks) {
   const u32* weight = weights();
   SumFields fields(width);

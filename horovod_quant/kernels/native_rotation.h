@@ -1,8 +1,8 @@
-// Random rotations: rotation.py says what they mean.
+// Random rotations, which rotation.py defines.
 //
-// A bucket is a tile, which stays in the first-level cache. Transforms take the stages in the order of rotation.py: those
-// within a vector of the instruction set by shuffles, the others between vectors, eight of which stay in registers for
-// three stages.
+// A bucket is a tile, which stays in the first-level cache. Transforms have the stages in the order of rotation.py:
+// within a vector of the instruction set by shuffles, then between vectors, eight of which stay in registers for three
+// stages.
 
 #if defined(NATIVE_ROTATION_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_ROTATION_H
@@ -65,7 +65,7 @@ INLINE void stages_between(Floats* own) {
   }
 }
 
-// Which elements of a bucket are negated by the two diagonals of signs: hashes 2 r and 2 r + 1 of a row.
+// Signs of the two diagonals for a bucket's elements: hashes 2 r and 2 r + 1 of a row.
 struct Signs {
   Random<GENERAL> random;
   i64 first_row;
@@ -73,13 +73,13 @@ struct Signs {
 
   INLINE Signs(const Key* key, i64 start) : random(*key, 0), first_row(start / ROW) {}
 
-  // Takes those of the bucket whose first row in the array is `row`.
+  // Computes the signs of the bucket whose first row in the array is `row`.
   INLINE void take(i64 row) {
     const u32 counter = (u32)(2 * (first_row + row)) * WEYL + random.k0;
     for (u32 i = 0; i < 2 * TILE / ROW; i++) hashes[i] = random.hash(counter, i);
   }
 
-  // A vector of the bucket with the signs of that diagonal.
+  // Applies the signs of a diagonal to a vector of the bucket.
   INLINE Floats applied(Floats own, i64 vector, i64 number) const {
     const u32 hash = hashes[2 * (vector / PARTS) + number] >> vector % PARTS * VECTOR;
 #if VECTOR_BYTES == 64
@@ -98,7 +98,7 @@ struct Bucket {
 
   INLINE Floats& at(i64 vector) { return ((Floats*)values)[vector]; }
 
-  // The rotation of the elements that `load` gives.
+  // Rotates the elements that `load` returns.
   template <class Load>
   INLINE void rotate(const Signs& signs, i64 size, Load load) {
     transform_twice(
@@ -107,7 +107,7 @@ struct Bucket {
         [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; });
   }
 
-  // The inverse rotation of what `load` gives, times a unit.
+  // Inverts the rotation of the elements that `load` returns, times a unit.
   template <class Load, class Store>
   INLINE void turn_back(const Signs& signs, i64 size, float unit, Load load, Store store) {
     transform_twice(
@@ -116,8 +116,8 @@ struct Bucket {
   }
 
  private:
-  // The transform of the transform of `size` elements. `load` gives vectors, which it is asked for in their order, once
-  // each; `between` changes those of the first result; `store` takes the results.
+  // Transforms `size` elements twice. `load` is called once per vector, in order; `between` changes the vectors of the
+  // first result; `store` receives the results.
   template <class Load, class Between, class Store>
   INLINE void transform_twice(i64 size, Load load, Between between, Store store) {
     const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };

@@ -1,4 +1,4 @@
-// One bit an element: momenta, votes and signs.
+// One bit per element: momenta, votes and signs.
 
 #if defined(NATIVE_SIGNS_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_SIGNS_H
@@ -90,7 +90,7 @@ KERNEL(void, binarize)(const void* x, i64 type, i64 count, float* momentum, floa
   });
 }
 
-// The number of ones among the workers' bits of a part of a tile's words, a binary digit a plane.
+// Number of ones among the workers' bits of a part of a tile's words, a binary digit per plane.
 template <i64 PLANES>
 INLINE void count_ones(const u32* const* words, i64 workers, i64 at, Words* planes) {
   for (i64 plane = 0; plane < PLANES; plane++) planes[plane] = Words{};
@@ -105,7 +105,7 @@ INLINE void count_ones(const u32* const* words, i64 workers, i64 at, Words* plan
   }
 }
 
-// Of 2^LOG workers: the upper bits of the hash are less than the count. Both as planes, compared once for 32 rows.
+// Vote of 2^LOG workers: the upper bits of the hash are less than the count. Planes compare 32 rows at once.
 template <i64 LOG, class Random>
 INLINE void vote_of_a_power(const u32* const* words, i64 tiles, const Random& random, u32* out) {
   for (i64 tile = 0; tile < tiles; tile++, out += ROW) {
@@ -146,7 +146,7 @@ INLINE void vote(const u32* const* words, i64 workers, i64 tiles, const Random& 
       const u32 counter = random.counter(tile * ROW + row), bit = 1u << row;
       alignas(64) u32 ones[ROW] = {};
       for (i64 worker = 0; worker < workers; worker++) {
-        asm volatile("");  // else GCC interleaves two workers, and then does not vectorize
+        asm volatile("");  // otherwise GCC interleaves two workers and does not vectorize
         const u32* word = words[worker] + tile * ROW;
         for (i64 lane = 0; lane < ROW; lane++) ones[lane] += word[lane] >> row & 1;
       }

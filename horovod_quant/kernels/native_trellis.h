@@ -1,4 +1,4 @@
-// Trellis-coded quantization: trellis.py says what it means.
+// Trellis-coded quantization, which trellis.py defines.
 
 #if defined(NATIVE_TRELLIS_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_TRELLIS_H
@@ -35,7 +35,7 @@ struct Numbers {
   }
 };
 
-// Levels in ascending order, of which SUBSETS belong to a subset each, one after another, and the middles in subsets.
+// Levels in ascending order, which belong to the SUBSETS subsets in turn, and the middles in subsets.
 template <i64 BITS, i64 SUBSETS>
 struct Subsets {
   static constexpr i64 POINTS = 1 << (BITS - 1), LEVELS = SUBSETS * POINTS;
@@ -56,7 +56,7 @@ struct Subsets {
     return (float)((ascending(positive, i) + ascending(positive, i + SUBSETS)) / 2);
   }
 
-  // Of the subset's nearest level.
+  // Distance of the subset's nearest level.
   INLINE Floats distance(Floats z, i64 subset) const {
     Floats nearest = Floats{} + levels[subset];
 #pragma GCC unroll 8
@@ -67,7 +67,7 @@ struct Subsets {
   }
 };
 
-// The places of nearest levels in subsets of the lanes' own, by bisection.
+// Indices of the nearest levels, by bisection, in a subset per lane.
 template <i64 BITS, i64 SUBSETS>
 struct Places {
   Numbers<SUBSETS << (BITS - 1)> middles;  // one by a subset, two more by its half, and so on
@@ -107,7 +107,7 @@ INLINE const double* trellis_levels() { return TRELLIS_LEVELS + (1 << BITS) - 2;
 template <i64 BITS>
 INLINE const double* first_levels() { return LLOYD_MAX_LEVELS + (1 << (BITS - 1)) - 1; }
 
-// What encoding compares coordinates with.
+// Numbers that encoding compares with coordinates.
 template <i64 BITS>
 struct alignas(64) TrellisTables {
   Subsets<BITS, 4> others{trellis_levels<BITS>()};
@@ -117,7 +117,7 @@ struct alignas(64) TrellisTables {
 
   INLINE TrellisTables() {}
 
-  // All of it times a bucket's unit.
+  // All numbers times a bucket's unit.
   INLINE TrellisTables times(float unit) const {
     TrellisTables scaled = *this;
     float* numbers = (float*)&scaled;
@@ -157,7 +157,7 @@ struct Path {
 
   INLINE Ints branch(i64 row, i64 part) const { return branches[part] >> (i32)row & 1; }
 
-  // Of the codes of a row after the first.
+  // Subset of the codes of a row after the first.
   INLINE Ints subset(i64 row, i64 part) const {
     const Ints own = branches[part];
     return ((own << 1) >> (i32)row & 1) | ((own ^ (own << 2)) >> (i32)row & 1) << 1;
@@ -165,7 +165,7 @@ struct Path {
 
  private:
   static INLINE Ints traced(i64 rows, const Floats* sums, const Ints* decisions) {
-    // All bits of a lane are set, or none, of the branches of the row that has been reached and of the one before.
+    // The branches of the current row and of the one before have all bits of a lane set, or none.
     const Ints low = sums[0] > sums[1], high = sums[2] > sums[3];
     const Ints upper = chosen(sums[0], sums[1], sums[1], sums[0]) > chosen(sums[2], sums[3], sums[3], sums[2]);
     Ints own = (low & ~upper) | (high & upper), before = upper, path{};
@@ -192,7 +192,7 @@ struct TrellisLevels {
         others([](i64 i) { return (float)Subsets<BITS, 4>::ascending(trellis_levels<BITS>(), i); }) {}
 };
 
-// Gives the levels of codes, which it is asked for in their order.
+// Computes levels of codes, which must be requested in order.
 template <i64 BITS>
 struct TrellisReader {
   const TrellisLevels<BITS>& levels;
@@ -215,7 +215,7 @@ struct TrellisCoding {
 
   INLINE TrellisCoding() {}
 
-  // As `NearestCoding::encode`.
+  // See `NearestCoding::encode`.
   INLINE double encode(i64 rows, float unit, u32* words, const float* z) const {
     const TrellisTables<BITS> scaled = tables.times(unit);
     const Path<BITS> path(rows, scaled, z);

@@ -1,4 +1,4 @@
-// Vectors of the instruction set, and what plain loops leave unused of it.
+// Vectors of the instruction set, and operations that compilers do not generate from loops.
 
 #if defined(NATIVE_VECTORS_H) == defined(NATIVE_PASS)
 #ifdef NATIVE_VECTORS_H
@@ -27,8 +27,8 @@ typedef u32 Words __attribute__((vector_size(VECTOR_BYTES)));
 // `tree_sum` adds the upper half of the lanes to the lower, until one is left. `multiply_add` is `a * b + c`, for
 // products that are exact: it does not matter then whether they are rounded. Many processors have other units for it
 // than for additions. `widened` is half of a vector as float64, `marked` an index with a bit set where a > b, `chosen`
-// one of two numbers by whether a > b, `with_sign` a magnitude with the sign of a number that is zero nowhere but
-// where the magnitude is.
+// one of two numbers by a > b, `with_sign` a magnitude with the sign of a number that is zero only where the magnitude
+// is.
 #if VECTOR_BYTES == 64
 INLINE double tree_sum(Doubles lanes) {
   const __m512d all = (__m512d)lanes;
@@ -105,7 +105,7 @@ INLINE Ints with_sign(Ints magnitude, Ints sign) {
 }
 #endif
 
-// Bytes of magnitudes below 128, negative where the bytes of `signs` are, which are zero nowhere else than magnitudes.
+// Bytes of magnitudes below 128, with the signs of `signs`, which is zero only where magnitudes are.
 INLINE Words bytes_with_sign(Words magnitudes, Words signs) {
 #if VECTOR_BYTES == 32
   return (Words)_mm256_sign_epi8((__m256i)magnitudes, (__m256i)signs);
@@ -116,7 +116,7 @@ INLINE Words bytes_with_sign(Words magnitudes, Words signs) {
 #endif
 }
 
-// That byte of each word as its highest, above zeros.
+// Moves a byte of each word to its top, above zeros.
 INLINE Words byte_on_top(Words words, i64 byte) {
 #if VECTOR_BYTES == 32
   const Words places = (Words{0, 4, 8, 12, 0, 4, 8, 12} + (u32)byte) << 24 | 0x00808080u;

@@ -1,4 +1,4 @@
-"""Sums of rotated gradients' integers modulo 2^width, in numpy: the specification.
+"""Integer sums of rotated gradients modulo 2^width, in numpy: the specification.
 
 All workers rotate a bucket (a tile, as in `horovod_quant.kernels.rotation`) by the same signs. With d elements the
 coordinates are ``z = H D2 H D1 (x / d)``, a rotation without a change of length.
@@ -28,10 +28,10 @@ from horovod_quant.kernels.reference import (
 from horovod_quant.kernels.rotation import grids, random_signs, rotated_elements, transformed
 
 WEIGHTS = hash32(0, TILE, Key(0, 0)) | np.uint32(1)
-"""Weights of a bucket's integers in its check. They are odd, so that no multiple of 2^width in a word vanishes."""
+"""Weights of a bucket's integers in its check: odd, so that no multiple of 2^width vanishes."""
 
 LARGEST_QUOTIENT = np.float32(2.0**22)
-"""Limit of ``z / step``, so that it can be converted to an integer; no chosen step size reaches it."""
+"""Limit of ``z / step`` for its conversion to an integer; no chosen step size reaches it."""
 
 _FRACTION = np.float32(2.0**24)
 

@@ -46,7 +46,7 @@ LEVELS: dict[int, tuple[float, ...]] = {
     3: (0.2450942, 0.7560053, 1.3439093, 2.1519457),
     4: (0.1283950, 0.3880483, 0.6567591, 0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896),
 }
-"""The positive levels for each number of bits; the others are their negatives."""
+"""Positive levels for each number of bits; the others are their negatives."""
 
 THRESHOLDS: dict[int, tuple[float, ...]] = {
     1: (),
@@ -54,14 +54,14 @@ THRESHOLDS: dict[int, tuple[float, ...]] = {
     3: (0.5005497, 1.0499573, 1.7479275),
     4: (0.2582217, 0.5224037, 0.7995498, 1.0992858, 1.4371388, 1.8435318, 2.4008034),
 }
-"""The boundaries between positive levels."""
+"""Boundaries between positive levels."""
 
 DISTORTIONS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
-"""D, the squared error of the levels for a normal variable of variance 1; the kernels have ``D / (1 - D)``."""
+"""D, the levels' squared error for a standard normal variable; the kernels have ``D / (1 - D)``."""
 
 LARGEST_SHIFT = 126  # 2^-127 is no normal number
 SMALLEST = np.float32(2.0**-60)
-"""Smaller elements count as zero, when their bucket's largest is between 1 and 4."""
+"""Smallest magnitude that is kept if a bucket's maximum is 1 to 4."""
 ROWS_OF_A_SUM = 8
 """Number of rows of which `lane_sums` adds the terms in float32."""
 

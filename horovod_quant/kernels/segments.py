@@ -101,7 +101,7 @@ def split_points(lengths: Sequence[int]) -> list[int]:
 
 
 Source = tuple[Any, Sequence[int], Sequence[Segment]]
-"""Payloads, the offset of each segment in a payload, and the segments, whose tensors are numbered as results."""
+"""Payloads, segments' offsets in them, and segments; their tensors are numbered as results."""
 
 
 class SegmentKernels:

@@ -1,4 +1,4 @@
-"""Sums in a fixed order, and statistics of whole tensors.
+"""Fixed-order sums, and statistics of whole tensors.
 
 Sums have 24 significant bits. So the product of two of them is exact in float64, and a fused multiply-add does not
 change a result.

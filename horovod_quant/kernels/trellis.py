@@ -36,16 +36,16 @@ LEVELS: dict[int, tuple[float, ...]] = {
         *(0.9361862, 1.0869171, 1.2436125, 1.4360499, 1.6670287, 1.9652344, 2.3640281, 2.9742886),
     ),
 }
-"""The positive levels for each number of bits, by Lloyd's iteration; the others are their negatives."""
+"""Positive levels by bits, from Lloyd's iteration; the others are their negatives."""
 
 DISTORTIONS = {1: 0.3256, 2: 0.0915, 3: 0.02506, 4: 0.00665}
-"""Mean squared error of a whole bucket's coordinates, for a normal variable of variance 1."""
+"""Mean squared error of a whole bucket's standard normal coordinates."""
 
 FAR = np.float32(2.0**120)
-"""The sum of distances of an impossible state."""
+"""Sum of distances of an impossible state."""
 
 BRANCHES = ((0, 0, 2), (0, 2, 0), (1, 1, 3), (1, 3, 1))
-"""For each state ``b + 2 b'``: the branch before, b', and the subsets of a code that leads to it, by b''."""
+"""Branch b' of states ``b + 2 b'``; subsets of codes leading there, by b''."""
 
 
 def ascending(positive: Sequence[float]) -> list[float]:

@@ -1,1 +1,1 @@
-"""Reductions: which collectives carry the payloads of codecs. A reduction knows no quantizer."""
+"""Reductions, the collectives that carry payloads of codecs. A reduction knows no quantizer."""

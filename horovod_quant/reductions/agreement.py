@@ -1,8 +1,8 @@
-"""The fingerprint of the arguments of compressors, which workers compare.
+"""Fingerprint of compressors' arguments, which workers compare.
 
-Each argument has a slot, where the signs of its text are added up. The slots do not depend on the scheme, so that
-workers with different schemes, or with other versions, send arrays of the same length: one for each argument of
-compressors, and `FIELD_SLOTS` for those of the scheme, in the order of its fields.
+Each argument has a slot, where the signs of its text are summed over the workers. The slots do not depend on the
+scheme, so that workers with different schemes, or with other versions, send arrays of the same length: one slot for
+each argument of compressors, and `FIELD_SLOTS` for those of the scheme, in the order of its fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 SIGNS = 16
-"""Signs of a text. Texts that differ have the same ones once in 65,536 times."""
+"""Number of signs of a text. Different texts have equal signs with probability 1 / 65,536."""
 
 COMMON = (
     "compression", "min_elements", "exclude", "overrides", "seed", "hierarchical", "inside", "group_bytes", "overlap",
@@ -19,10 +19,10 @@ COMMON = (
 """Arguments of every compressor that must be the same on all workers; the first is the scheme's name."""
 
 WIRE_VERSION = 2
-"""Of the layouts of payloads, raised with each change of one: it is compared with the scheme's name."""
+"""Version of the payloads' layouts, compared with the scheme's name."""
 
 FIELD_SLOTS = 8
-"""For the arguments of a scheme; those of one with more share slots."""
+"""Number of slots for a scheme's arguments; a scheme with more shares slots."""
 
 SLOTS = len(COMMON) + FIELD_SLOTS
 
@@ -30,16 +30,16 @@ _NO_FIELD = "an argument that this worker's scheme does not have"
 
 
 def signs_of(text: str) -> tuple[int, ...]:
-    """`SIGNS` numbers, +1 or -1, that depend on ``text``."""
+    """Return `SIGNS` numbers, +1 or -1, that depend on ``text``."""
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=SIGNS // 8).digest(), "little")
     return tuple(1 if digest >> bit & 1 else -1 for bit in range(SIGNS))
 
 
 def fingerprint_of(arguments: Mapping[str, str]) -> list[int]:
-    """Signs of each slot, for a sum over the workers.
+    """Return the signs of each slot, for a sum over the workers.
 
     Args:
-        arguments: those in `COMMON`, and the scheme's in the order of its fields.
+        arguments: texts of the arguments in `COMMON`, and of the scheme's in the order of its fields.
     """
     texts = [f"{arguments[COMMON[0]]}, wire format {WIRE_VERSION}"]
     texts += [arguments.get(name, "") for name in COMMON[1:]]
@@ -48,17 +48,17 @@ def fingerprint_of(arguments: Mapping[str, str]) -> list[int]:
 
 
 def labels(arguments: Mapping[str, str]) -> list[str]:
-    """Names of the slots."""
+    """Return the names of the slots."""
     return [*COMMON, *(", ".join(names) or _NO_FIELD for names in _field_slots(arguments))]
 
 
 def different(arguments: Mapping[str, str], total: Sequence[int], workers: int) -> list[str]:
-    """The arguments that are not the same on all; of a scheme none, where schemes themselves are different.
+    """Return the arguments that differ between workers; none of a scheme if schemes differ.
 
     Args:
-        arguments: this worker's.
+        arguments: this worker's arguments.
         total: the sum of the fingerprints.
-        workers: the number of those that have added theirs.
+        workers: the number of workers in the sum.
     """
     equal = [
         all(abs(value) == workers for value in total[SIGNS * slot : SIGNS * (slot + 1)])
@@ -69,7 +69,7 @@ def different(arguments: Mapping[str, str], total: Sequence[int], workers: int) 
 
 
 def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
-    """The message for the user of this worker."""
+    """Return the error message on this worker."""
     described = ", ".join(f"{name}={arguments[name]}" if name in arguments else name for name in names)
     if COMMON[0] in names:
         return (
@@ -83,6 +83,6 @@ def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def _field_slots(arguments: Mapping[str, str]) -> list[list[str]]:
-    """The names of the scheme's arguments in each of their slots."""
+    """Return the names of the scheme's arguments in each slot."""
     names = [name for name in arguments if name not in COMMON]
     return [names[slot::FIELD_SLOTS] for slot in range(FIELD_SLOTS)]

@@ -18,10 +18,10 @@ from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, Tensor
 
 @dataclass(frozen=True)
 class AllgatherReduce:
-    """1. Encode. 2. Allgather. 3. Decode all payloads, and add them in the order of ranks.
+    """Allgather-reduce: encode, allgather, decode all payloads and add in rank order.
 
     Args:
-        codec: of what workers send.
+        codec: codec of the payloads.
         correlated: true if the workers round with correlated random bits.
     """
 
@@ -64,7 +64,7 @@ class RaggedAllgatherReduce:
     """`AllgatherReduce` with payloads whose lengths depend on the values.
 
     Args:
-        codec: of what workers send.
+        codec: codec of the payloads.
         correlated: true if the workers round with correlated random bits.
     """
 

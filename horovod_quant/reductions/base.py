@@ -1,4 +1,4 @@
-"""The protocol of reductions, and what they share."""
+"""Protocol and common functions of reductions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod_quant.reductions.tensors import BinaryState, Decoded, Exchange, Gra
 
 
 class Reduction(Protocol):
-    """The collectives of a scheme, for some number of workers.
+    """Collectives of a scheme, for some number of workers.
 
     `AllgatherReduce` is the shortest. A batch for `Codec.encode` is made by `whole_batch` or `segments_batch`, one for
     `Codec.decode` by `received_batch`.
@@ -19,28 +19,28 @@ class Reduction(Protocol):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives, in order."""
+        """Collectives, in order."""
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         """Reduce a group of gradients; a generator of requests, which returns a `Decoded`."""
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        """Lengths and dtypes of ``Decoded.received``, see `Scheme.received_lengths`; None if there is none.
+        """Return lengths and dtypes of ``Decoded.received``, see `Scheme.received_lengths`, or None.
 
-        A hierarchical reduction then sends averages in float32 inside a node.
+        If None, a hierarchical reduction sends averages in float32 inside a node.
         """
         return None
 
     def decode_received(
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
-        """The result, from what any worker has received."""
+        """Return the result, from the arrays that any worker has received."""
         name = type(self).__name__
         raise TypeError(f"{name}.received_lengths: define {name}.decode_received as well")
 
 
 def whole_batch(gradients: Sequence[Gradient]) -> Batch:
-    """One segment for each gradient."""
+    """Return a batch with one segment for each gradient."""
     return Batch(
         tuple([gradient.elements for gradient in gradients]),
         [gradient.start for gradient in gradients],
@@ -66,7 +66,7 @@ def segments_batch(gradients: Sequence[Gradient], segments: Sequence[Segment], w
 
 
 def _part(gradient: Gradient, segment: Segment) -> tuple[Any, BinaryState | None]:
-    """A segment's elements, and its state."""
+    """Return a segment's elements and state."""
     values, state = gradient.held, gradient.state
     start, stop = segment.start, segment.stop
     if stop - start == values.shape[0]:
@@ -86,5 +86,5 @@ def received_batch(tensors: Sequence[TensorInfo], segments: Sequence[Segment]) -
 
 
 def worker_rounder(domain: str, workers: Workers, correlated: bool) -> Rounder:
-    """The rounder of the gradient of this worker."""
+    """Return the rounder of this worker's gradient."""
     return Rounder(domain, workers.rank, workers.size if correlated else 0)

@@ -1,4 +1,4 @@
-"""Exponential levels on one scale for all workers: their sum has to be rounded again, by reducers or pair by pair."""
+"""Reduction of exponential levels on a scale of all workers: sums are rounded again."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, Tensor
 
 @dataclass(frozen=True)
 class ExponentialReduction:
-    """1. Allreduce the norms. 2. Encode. 3. Reduce. 4. Decode.
+    """Exponential reduction: allreduce the norms, encode, reduce, decode.
 
-    By an alltoall, an average that is rounded again by the reducer of each shard, and an allgather; or, on a transport
-    with custom reductions (MPI), by one that rounds the sum of each pair again.
+    It reduces by an alltoall, an average that the reducer of each shard rounds again, and an allgather; or, on a
+    transport with custom reductions (MPI), by one that rounds the sum of each pair again.
 
     Args:
         bits: width of a code.
@@ -71,12 +71,12 @@ class ExponentialReduction:
             [size / workers.size for size in sizes],
             splits,
         )
-        del received  # before the gathered shards come
+        del received  # before the gathered shards arrive
         gathered = kernels.concatenate((yield from validated(request, workers)))
         return self.decode_received([norms, gathered], [each.info for each in gradients], workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
-        """The norms, and the codes of the reducers."""
+        """Return the lengths of the norms and of the reducers' codes."""
         norms = norm_offsets(tuple(elements), self.bucket_size)[-1]
         return [(norms, np.float32), (self._words(sum(map(tiles, elements))), np.int32)]
 
@@ -117,7 +117,7 @@ class ExponentialReduction:
     def _reduced(
         self, shard: Sequence[Segment], batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
     ) -> Any:
-        """Codes of the averages over all workers, for this rank's shard."""
+        """Return the codes of the workers' averages, for this rank's shard."""
 
         def average(at: int, piece: Segment, out: Any) -> Any:
             count = tiles(piece.elements)
@@ -142,7 +142,7 @@ class ExponentialReduction:
     def _pairwise(
         self, batch: Batch, norms: Any, workers: Workers, kernels: Any
     ) -> Generator[Any, Any, Decoded]:
-        """Reduce pair by pair, by a reduction of the transport.
+        """Reduce pair by pair with the transport's custom reduction.
 
         n - 1 additions can raise the largest level by n - 1; the indices travel as int8 or int16, which has room.
         """

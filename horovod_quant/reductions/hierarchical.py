@@ -32,23 +32,22 @@ from horovod_quant.reductions.shards import Ranges, ranges_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
-"""Types of what travels inside a node in the end: averages; or what was received between the nodes, of lengths that are
-known, or not.
-"""
+"""Dtypes of the last allgather in a node: averages, or arrays received between nodes, of known lengths or not."""
 
 _LARGE = 2**20
-"""Elements of a tensor by which it is decided what travels: all tensors' exchanges must have the same collectives."""
+"""Elements of the tensor that decides the last allgather for all tensors."""
 
 
 @dataclass(frozen=True)
 class HierarchicalReduction:
-    """1. Encode. 2. Alltoall in the node. 3. Average. 4. ``inter`` between nodes. 5. Allgather in the node. 6. Decode.
+    """Hierarchical reduction: averages inside nodes, and ``inter`` between nodes.
 
+    1. Encode. 2. Alltoall in the node. 3. Average. 4. ``inter`` between nodes. 5. Allgather in the node. 6. Decode.
     Each worker of a node owns a range of the elements of each tensor, and runs ``inter`` on the averages of its node
     with the workers of other nodes that own the same ranges.
 
     Args:
-        intra: codec of what travels in step 2. Rounding is correlated among the workers of a node.
+        intra: codec of step 2. Rounding is correlated among the workers of a node.
         inter: the reduction between the nodes.
         unit: ranges begin at multiples of this number of elements.
     """
@@ -58,7 +57,7 @@ class HierarchicalReduction:
     unit: int
 
     def returned(self, workers: Workers) -> str:
-        """The dtype of step 5: of averages, where what was received is no shorter, or only this rank can decode it."""
+        """Return the dtype of step 5: float32 averages, unless received arrays are shorter and decodable."""
         lengths = self.inter.received_lengths([_LARGE], between(workers))
         if lengths is None or sum(n * np.dtype(dtype).itemsize for n, dtype in lengths) >= 4 * _LARGE:
             return FLOAT32
@@ -104,7 +103,7 @@ class HierarchicalReduction:
         workers: Workers,
         kernels: Any,
     ) -> list[Gradient]:
-        """The averages over the node that this worker owns."""
+        """Return the node's averages of the elements that this worker owns."""
         local = ranges.of[workers.local_rank]
         batch = segments_batch(gradients, local, with_values=False)
         averages = self.intra.averages(kernels, pieces, self.intra.offsets(batch.elements), batch)
@@ -150,7 +149,7 @@ class HierarchicalReduction:
         kernels: Any,
         again: Sequence[int],
     ) -> Generator[Request, Any, Decoded]:
-        """Gather what has come from other nodes."""
+        """Gather the arrays received from other nodes."""
         inter_workers = between(workers)
         layouts = [
             self.inter.received_lengths([segment.elements for segment in segments], inter_workers) or ()
@@ -193,10 +192,10 @@ class HierarchicalReduction:
         return Decoded(workers.size, exchanged_again=again, decode=decode)
 
     def _received(self, found: Decoded, layout: Sequence[tuple[int, Any]], is_ragged: bool) -> Sequence[Any]:
-        """The arrays that this worker has received between the nodes.
+        """Return the arrays that this worker has received between nodes.
 
         Raises:
-            TypeError: it is not what ``inter`` has promised.
+            TypeError: their number or lengths differ from ``inter.received_lengths``.
         """
         promised = "one array" if len(layout) == 1 else f"{len(layout)} arrays"
         if found.received is None or len(found.received) != len(layout):
@@ -218,7 +217,7 @@ def _as_it_is(array: Any, out: Any) -> Any:
 
 
 def _split_words(array: Any, layout: Sequence[tuple[int, Any]], kernels: Any) -> list[Any]:
-    """The arrays that were sent one after another."""
+    """Split words into the consecutive arrays."""
     at = split_points([length for length, _ in layout])
     pieces = [array[at[i] : at[i + 1]] for i in range(len(layout))]
     return [
@@ -235,10 +234,10 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def between(workers: Workers) -> Workers:
-    """The workers that own the same elements, one of each node. They use no custom reductions."""
+    """Return the owners of the same elements, one per node; without custom reductions."""
     return Workers(workers.node, workers.nodes)
 
 
 def _between_nodes(request: Any) -> Any:
-    """The request, to the group CROSS."""
+    """Return the request for the group CROSS."""
     return (yield request._replace(group=CROSS))

@@ -18,10 +18,10 @@ from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, Tensor
 
 @dataclass(frozen=True)
 class IntegerAllreduce:
-    """1. Allreduce the norms. 2. Encode. 3. Allreduce the integers. 4. Decode.
+    """Integer allreduce: allreduce the norms, encode, allreduce the integers, decode.
 
     Args:
-        codec: of the integers.
+        codec: codec of the integers.
         correlated: true if the workers round with correlated random bits.
     """
 
@@ -42,7 +42,7 @@ class IntegerAllreduce:
         return self._decoded(norms, words, batch.elements, kernels, batch.table)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
-        """Lengths of norms, and of sums with the active worker count."""
+        """Return the lengths of norms, and of sums with the worker count."""
         norm_at, word_at = self.codec.offsets(tuple(elements))
         return [(norm_at[-1], np.float32), (word_at[-1] + 1, np.int32)]
 
@@ -62,7 +62,7 @@ class IntegerAllreduce:
 
 
 def collective_of_norms(norm: str) -> Collective:
-    """The collective of `shared_norms`."""
+    """Return the collective of `shared_norms`."""
     return (
         Collective(Allreduce, "float32", "max") if norm == "max" else Collective(Allreduce, "float64", "sum")
     )
@@ -71,7 +71,7 @@ def collective_of_norms(norm: str) -> Collective:
 def shared_norms(
     batch: Batch, norm: str, bucket_size: int, workers: Workers, kernels: Any
 ) -> Generator[Request, Any, Any]:
-    """The norms of all buckets over all workers, float32."""
+    """Return the norms of all buckets over all workers, float32."""
     at = norm_offsets(batch.elements, bucket_size)
     local = segment_kernels(kernels).norms(norm, bucket_size, batch)
     if norm == "max":

@@ -16,13 +16,13 @@ from horovod_quant.reductions.tensors import Exchange, Gradient
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """1. Encode. 2. Alltoall. 3. Each rank decodes and adds what it reduces.
+    """Reduce-scatter: encode, alltoall; each rank decodes and adds its shard.
 
     The first half of `ScatterReduceAllgather`: gradients are rounded once.
 
     Args:
-        codec: of what workers send.
-        correlated: whether the workers round with correlated random bits.
+        codec: codec of the workers' payloads.
+        correlated: True if the workers round with correlated random bits.
     """
 
     codec: Codec
@@ -38,8 +38,8 @@ class ReduceScatter:
         Args:
             gradients: for each rank, one after another, the tensors of its shard. All shards have tensors of the same
                 lengths.
-            workers: who takes part.
-            kernels: a backend.
+            workers: the participating workers.
+            kernels: the backend.
 
         Returns:
             A `Decoded` of the tensors of this rank's shard.
@@ -57,7 +57,7 @@ class ReduceScatter:
 
 
 def reduce_scatter_of(reduction: Reduction) -> ReduceScatter | None:
-    """The reduce-scatter with the codec of another reduction; None if its payloads have no known length."""
+    """Return a reduce-scatter with a reduction's codec; None for payloads of unknown length."""
     if isinstance(reduction, AllgatherReduce):
         return ReduceScatter(reduction.codec, reduction.correlated)
     if isinstance(reduction, ScatterReduceAllgather):

@@ -1,4 +1,4 @@
-"""Requests of an exchange to its transport, and the workers."""
+"""Requests of a reduction to its transport, and its workers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ALL, LOCAL, CROSS = "all", "local", "cross"
 
 
 class Workers(NamedTuple):
-    """Rank and number of workers, and what their transport can do.
+    """Rank and number of workers, and the capabilities of their transport.
 
-    The ``local_size`` workers of a node have consecutive ranks; it is 1 unless the exchange is hierarchical.
+    The ``local_size`` workers of a node have consecutive ranks; it is 1 unless the reduction is hierarchical.
     """
 
     rank: int
@@ -40,20 +40,20 @@ class Workers(NamedTuple):
         return self.size // self.local_size
 
     def rank_in(self, group: str) -> int:
-        """This worker's rank in its group of that kind."""
+        """Return this worker's rank in its group of a kind."""
         return {ALL: self.rank, LOCAL: self.local_rank, CROSS: self.node}[group]
 
     def size_of(self, group: str) -> int:
-        """Number of workers in this worker's group of that kind."""
+        """Return the number of workers in this worker's group of a kind."""
         return {ALL: self.size, LOCAL: self.local_size, CROSS: self.nodes}[group]
 
 
 # Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
-# ``group`` says which workers take part, n of them.
+# ``group`` is the group of the n participating workers.
 
 
 class Allreduce(NamedTuple):
-    """Sum or maximum over the workers; answered with an array of the same shape."""
+    """Allreduce, a sum or maximum; answered with an array of the same shape."""
 
     array: np.ndarray
     op: str
@@ -76,10 +76,10 @@ class Allgather(NamedTuple):
 
 
 class Alltoall(NamedTuple):
-    """``array`` cut into pieces of ``splits`` elements, piece j for worker j.
+    """Alltoall of pieces of ``splits`` elements, piece j for worker j.
 
-    Answered with a list of the n pieces meant for this worker, in rank order. Each has the length of this worker's own
-    split, except with `transports.split_sums`, which only PyTorch uses.
+    Answered with a list of the n pieces for this worker, in rank order. Each has the length of this worker's split,
+    except with `transports.split_sums`, which only PyTorch uses.
     """
 
     array: np.ndarray
@@ -89,7 +89,7 @@ class Alltoall(NamedTuple):
 
 
 class CustomAllreduce(NamedTuple):
-    """A reduction by ``combine(left, right, low, high)``; used only with ``Workers.custom_reduction``.
+    """Reduction by ``combine(left, right, low, high)``, only with ``Workers.custom_reduction``.
 
     ``left`` and ``right`` are reductions of adjacent ranges of ranks, together ``low .. high - 1``.
     """
@@ -104,9 +104,9 @@ Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 
 
 class Collective(NamedTuple):
-    """A request as it is known in advance: type, dtype, operation, and group.
+    """Type, dtype, operation and group of a request, known in advance.
 
-    ``swap``: whether it is a sum that replaces a gather, see `transports.pairwise_via_allreduce`.
+    ``swap``: True for a sum that replaces a gather, see `transports.pairwise_via_allreduce`.
     """
 
     request: type
@@ -117,19 +117,19 @@ class Collective(NamedTuple):
 
     @property
     def needs_all_workers(self) -> bool:
-        """True if it fails where a worker has called ``hvd.join()``."""
+        """True if the collective fails when a worker has called ``hvd.join()``."""
         return self.request is not Allreduce or self.group != ALL or self.swap
 
 
 def ragged_payload(*body: np.ndarray) -> np.ndarray:
-    """A uint8 payload: the length of the body in 8 bytes, and the body."""
+    """Return a uint8 payload: the length of the body in 8 bytes, and the body."""
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
 def map_requests(
     exchange: Generator[Request, Any, Any], answer: Callable[[Any], Generator[Request, Any, Any]]
 ) -> Generator[Request, Any, Any]:
-    """An exchange whose requests are replaced: the generator that ``answer`` makes from each request answers it."""
+    """Replace a reduction's requests by those of the generator ``answer(request)``."""
     reply: Any = None
     while True:
         try:
@@ -140,10 +140,10 @@ def map_requests(
 
 
 def validated(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
-    """Yield a request; return its answer if its lengths are right.
+    """Yield a request; return its answer after checking the lengths.
 
     Raises:
-        ValueError: it has other lengths.
+        ValueError: the answer has other lengths.
     """
     answer = yield request
     if isinstance(request, (Allreduce, CustomAllreduce)):

@@ -1,11 +1,11 @@
-"""Integer allreduce after a common rotation: integers need not fit their fields, as long as their sum does.
+"""Integer allreduce after a common rotation: only sums must fit their fields.
 
 With one scale for all workers a field has room for a sum that hardly occurs, of equal gradients: 64 workers have one
-level of 8 bits. After a rotation common to all workers each coordinate of the *sum* is all but normally distributed,
-whatever the gradients are, and what it needs room for is known once the sum's norm has been estimated.
+level of 8 bits. After a rotation common to all workers each coordinate of the *sum* is nearly normally distributed, for
+any gradients, and an estimate of the sum's norm gives the necessary range.
 
-The signs of the rotation are a tensor's own, the same in all steps: they would have to be agreed on, for workers count
-steps by themselves. What makes an average right in the mean is the rounding, whose bits each step draws anew.
+The signs of the rotation depend on the tensor and are the same in all steps, because the workers' step counts may
+differ. The rounding makes averages unbiased, with new random bits in each step.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient
 
 BUCKETS_OF_AN_ESTIMATE = 16
 SHARED = BUCKETS_OF_AN_ESTIMATE * TILE
-"""Elements that share an estimate, and are NaN together."""
+"""Number of elements that share an estimate, and are NaN together."""
 
 _EXACT_BITS = 60
-"""Of a sum that is resent; three more are room for what its estimate was rounded down."""
+"""Bits of a resent sum; three more are for an estimate that was rounded down."""
 
 _STEP_BITS = np.uint32(0xFFFFF000)
-"""What is kept of a step: so the last bits of a sum that a transport adds in another order do not matter."""
+"""Kept bits of a step size: others may depend on a transport's order of additions."""
 
 
 class _Pieces(NamedTuple):
@@ -51,7 +51,7 @@ class _Pieces(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Number of samples of each bucket."""
+        """Number of samples per bucket."""
         return ceil_div(SAMPLES, self.buckets // self.groups)
 
     @property
@@ -60,7 +60,7 @@ class _Pieces(NamedTuple):
 
 
 def _pieces(elements: int) -> list[_Pieces]:
-    """The buckets of whole groups of 16, and those that are left."""
+    """Return the buckets of whole groups of 16, and the remaining ones."""
     whole, rest = divmod(tiles(elements), BUCKETS_OF_AN_ESTIMATE)
     found = []
     if whole:
@@ -76,14 +76,14 @@ def _sign_key(gradient: Gradient) -> Key:
 
 @dataclass(frozen=True)
 class RotatedSum(Reduction):
-    """1. Allreduce norms and samples. 2. Allreduce rotated integers. 3. Allreduce, exactly, the sums that overflowed.
+    """Rotated sum: allreduce norms and samples, then integers, then exact overflowed sums.
 
     1. The norms are those of buckets of 1,024 elements; the samples, some rotated coordinates, estimate the energy of
-       the sum by that of the gradients, for 16 neighbouring buckets at a time. Each bucket's step follows, see
+       the sum by that of the gradients, for 16 neighbouring buckets at a time. They give each bucket's step size, see
        `horovod_quant.codecs.rotated_sum_steps`.
-    2. The integers are multiples of the step, in words that are added modulo 2^32. With them go checks of the buckets,
-       by which all workers find where a sum has overflowed its field.
-    3. The elements of those buckets are sent again as integers of 64 bits; usually there are none.
+    2. The integers are multiples of the step size, in words that are added modulo 2^32. Checks of the buckets, in the
+       same array, show all workers where a sum has overflowed its field.
+    3. The elements of those buckets are resent as integers of 64 bits; usually there are none.
 
     Received words cannot be passed on: the exact sums have no codes.
 
@@ -135,7 +135,7 @@ class RotatedSum(Reduction):
             overflowed.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
         exact = yield from _resend(gradients, overflowed, energies, workers, kernels)
 
-        # What decoding needs of the gradients, without their values, which are not to be kept.
+        # Data of the gradients for decoding, without their values, which must not be kept.
         sources = [(_sign_key(gradient), gradient.start) for gradient in gradients]
 
         def write(i: int, factor: float, out: Any) -> Any:
@@ -151,7 +151,7 @@ class RotatedSum(Reduction):
         return Decoded(words[-1], write, [len(buckets) for buckets in overflowed])
 
 
-# ---- what the steps follow from
+# ---- step sizes
 
 
 def _known_count(elements: int) -> int:
@@ -159,7 +159,7 @@ def _known_count(elements: int) -> int:
 
 
 def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
-    """The squared norms of the buckets, and the first of their coordinates."""
+    """Return the parts of the buckets' squared norms and first coordinates."""
     found: list[Part] = [
         (tiles(gradient.elements), np.float64, partial(kernels.bucket_square_sums, gradient.values, TILE))
     ]
@@ -182,7 +182,7 @@ def _samples(kernels: Any, values: Any, samples: int, signs: Key, start: int, ou
 
 
 def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarray:
-    """The step of each bucket, float32: 0 where it counts as zero, NaN where an element near it is not finite."""
+    """Return each bucket's step size, float32: 0 for zeros, NaN near non-finite elements."""
     count = tiles(elements)
     energies, samples = known[:count], known[count:]
     dimensions = np.full(count, TILE, np.int64)
@@ -219,7 +219,7 @@ def _margin(samples: int) -> float:
 
 
 def _sums(grid: np.ndarray) -> np.ndarray:
-    """Over all but the first axis, one after another: in the same order everywhere."""
+    """Return sums over all but the first axis, in fixed order."""
     flat = grid.reshape(len(grid), -1)
     return np.cumsum(flat, axis=1)[:, -1]
 
@@ -228,7 +228,7 @@ def _sums(grid: np.ndarray) -> np.ndarray:
 
 
 def _sum_parts(gradient: Gradient, steps: np.ndarray, bits: int, key: Key, kernels: Any) -> list[Part]:
-    """The words, and the checks."""
+    """Return the parts of the words and the checks."""
     checks: list[Any] = []
 
     def encode(out: Any) -> Any:
@@ -245,7 +245,7 @@ def _sum_parts(gradient: Gradient, steps: np.ndarray, bits: int, key: Key, kerne
     ]
 
 
-# ---- what is resent
+# ---- resent buckets
 
 
 def _resend(
@@ -280,5 +280,5 @@ def _resend(
 
 
 def _unit(energy: float, size: int) -> float:
-    """A power of two with room for sums, by Cauchy and Schwarz."""
+    """Return a power of two as unit with room for sums (Cauchy-Schwarz)."""
     return math.ldexp(1.0, math.frexp(math.sqrt(size) * math.sqrt(energy))[1] - _EXACT_BITS)

@@ -19,13 +19,14 @@ from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, Tensor
 
 @dataclass(frozen=True)
 class ScatterReduceAllgather:
-    """1. Encode. 2. Alltoall. 3. The reducer of a shard decodes, averages and encodes. 4. Allgather. 5. Decode.
+    """Scatter-reduce-allgather: reducers decode, average and encode the shards.
 
+    1. Encode. 2. Alltoall. 3. The reducer of a shard decodes, averages and encodes. 4. Allgather. 5. Decode.
     The second rounding adds an error that does not shrink with the number of workers.
 
     Args:
-        scatter: codec of what workers send to the reducers.
-        gather: codec of what the reducers send.
+        scatter: codec of the payloads for the reducers.
+        gather: codec of the reducers' payloads.
         correlated: true if the workers round with correlated random bits.
     """
 

@@ -18,11 +18,11 @@ class _Segments:
     """Segments of each rank.
 
     Args:
-        of: for each rank its segments.
-        tensors: their number.
+        of: segments of each rank.
+        tensors: number of tensors.
 
     Attributes:
-        segments: of all ranks, one after another.
+        segments: segments of all ranks, concatenated.
     """
 
     def __init__(self, of: list[list[Segment]], tensors: int) -> None:
@@ -33,11 +33,11 @@ class _Segments:
         self._by_tensor: dict[Codec, list[int]] = {}
 
     def lengths(self, codec: Codec) -> list[int]:
-        """Lengths of the payloads of each rank's segments."""
+        """Return the payload lengths of each rank's segments."""
         return [codec.offsets(elements)[-1] for elements in self._elements]
 
     def lengths_by_tensor(self, codec: Codec) -> list[int]:
-        """Lengths of the payloads of each tensor's segments. The same list every time, to be left as it is."""
+        """Return each tensor's payload lengths. The list is cached and must not be changed."""
         if codec not in self._by_tensor:
             found = self._by_tensor[codec] = [0] * self.tensors
             for segment in self.segments:
@@ -48,7 +48,7 @@ class _Segments:
         return len(tensors) == self.tensors and list(tensors) == list(range(self.tensors))
 
 
-# ---- what ranks reduce
+# ---- shards of ranks
 
 
 class Part(NamedTuple):
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Shards(_Segments):
-    """The segments that each rank reduces: units of ``align`` elements, divided as evenly as possible."""
+    """Segments that each rank reduces: units of ``align`` elements, divided evenly."""
 
     def __init__(self, elements: tuple[int, ...], workers: int, align: int) -> None:
         first = split_points([ceil_div(count, align) for count in elements])  # unit of each tensor
@@ -79,7 +79,7 @@ class Shards(_Segments):
         self._parts: dict[Codec, tuple[list[Part], list[list[Part]]]] = {}
 
     def parts_of(self, codec: Codec, tensors: Sequence[int]) -> Sequence[Part]:
-        """Parts of payloads with segments of these tensors, numbered by position."""
+        """Return the payloads' parts with segments of these tensors, numbered by position."""
         if codec not in self._parts:
             self._parts[codec] = self._found_parts(codec)
         all_parts, by_tensor = self._parts[codec]
@@ -94,7 +94,7 @@ class Shards(_Segments):
         ]
 
     def _found_parts(self, codec: Codec) -> tuple[list[Part], list[list[Part]]]:
-        """The parts of all tensors, and of each alone."""
+        """Return the parts of all tensors, and of each alone."""
         by_tensor: list[list[Part]] = [[] for _ in range(self.tensors)]
         found = []
         for rank, (elements, segments) in enumerate(zip(self._elements, self.of)):
@@ -106,22 +106,22 @@ class Shards(_Segments):
 
 
 def shards_of(elements: Iterable[int], workers: int, align: int) -> Shards:
-    """`Shards`, found once: the groups of every step have tensors of the same lengths."""
+    """Return cached `Shards`: the groups of every step have tensors of the same lengths."""
     return _shards_of(tuple(elements), workers, align)
 
 
 _shards_of = lru_cache(maxsize=64)(Shards)
 
 
-# ---- what workers of a node own
+# ---- ranges of a node's workers
 
 
 class Ranges(_Segments):
     """Segments that each worker of a node owns, one a tensor.
 
     Args:
-        names: of the tensors.
-        elements: their lengths.
+        names: names of the tensors.
+        elements: lengths of the tensors.
         owners: number of workers of the node.
         unit: segments begin at multiples of this number of elements.
     """
@@ -144,7 +144,7 @@ class Ranges(_Segments):
         ]
 
     def parts_of(self, tensors: Sequence[int]) -> list[tuple[list[int], list[Segment]]]:
-        """Tensors among these of each owner, and their segments."""
+        """Return each owner's tensors among these, and their segments."""
         if self._is_all(tensors):
             return list(zip(self._filled, self._filled_segments))
         found = []
@@ -155,7 +155,7 @@ class Ranges(_Segments):
         return found
 
     def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
-        """Bytes of some owners' arrays by tensor, in proportion to elements."""
+        """Return the bytes of owners' arrays by tensor, in proportion to elements."""
         return (np.array(sizes, np.float64) @ self._weights[list(owners)]).tolist()
 
 
@@ -163,7 +163,7 @@ ranges_of = lru_cache(maxsize=64)(Ranges)  # the groups of every step have the s
 
 
 def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) -> tuple[int, int]:
-    """The elements of a tensor that a worker of a node owns: start, and stop (exclusive).
+    """Return the range of elements that a worker of a node owns: start, stop.
 
     Runs of ``unit`` elements are divided as evenly as possible. The result depends on the tensor alone, because state
     belongs to it, and the name decides where to begin, so that no worker gets all the small tensors.

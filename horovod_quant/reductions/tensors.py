@@ -1,4 +1,4 @@
-"""The tensors of a group: what a worker gives, and what comes back."""
+"""Tensors of a group, and the result of their reduction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BinaryState(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """A gradient as decoding knows it; all workers have the same."""
+    """Properties of a gradient for decoding, equal on all workers."""
 
     keys: RngKey
     elements: int
@@ -32,17 +32,17 @@ class TensorInfo(NamedTuple):
 
 
 class Gradient:
-    """One tensor of a group: its elements (flat, read-only), the source of its keys, and its state.
+    """Tensor of a group: flat, read-only elements, source of keys, and state.
 
     It may be a part of a tensor, which begins at index ``start``; ``start`` selects the random bits. Schemes do not
     change it: see `replaced`.
 
     Attributes:
-        held: the elements as they were given, which is all that kernels for many segments need.
+        held: the elements as given, an array or a `BufferView`; kernels for many segments need no more.
     """
 
-    # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then
-    # visits all objects of a framework: the frontend for PyTorch uses one again when its exchange is over.
+    # Not a tuple: new objects for every gradient and step would start Python's garbage collector, which visits all
+    # objects of a framework. The frontend for PyTorch reuses this one after a reduction.
     __slots__ = ("_info", "held", "keys", "start", "state", "step")
 
     def __init__(
@@ -61,7 +61,7 @@ class Gradient:
         self.start = start
 
     def replaced(self, values: np.ndarray, start: int | None = None) -> Gradient:
-        """The gradient with other elements, by default the same number."""
+        """Return the gradient with other elements, by default of the same number."""
         return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
 
     @property
@@ -80,16 +80,16 @@ class Gradient:
 
 
 class Decoded:
-    """The result of an exchange.
+    """Result of a reduction.
 
     Args:
         active: number of workers that have contributed.
         write: ``write(i, factor, out)`` decodes the sum over the workers of gradient i of the group, times ``factor``,
             into a flat floating-point array, and returns it. Only for schemes without ``decode``.
-        exchanged_again: for each gradient, how many of its buckets were exchanged a second time; empty for none.
+        exchanged_again: number of resent buckets of each gradient; empty for none.
         decode: ``decode(indices, factor, outs)`` does so for several gradients, and returns a list. The ``outs`` may be
             `horovod_quant.kernels.buffer_view.BufferView`.
-        received: the arrays of which `Scheme.decode_received` makes this, if the scheme has it.
+        received: the input of `Scheme.decode_received`, if the scheme has it.
     """
 
     def __init__(

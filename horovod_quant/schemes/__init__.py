@@ -1,4 +1,4 @@
-"""The published schemes, one file per paper, and `Hierarchical`, which nests any.
+"""Published schemes, one file per paper, and `Hierarchical`, which nests any.
 
 A new scheme registers itself, as these do, and is imported here. Help texts name the schemes in the order of imports.
 """

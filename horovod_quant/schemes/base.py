@@ -1,7 +1,7 @@
-"""The base class of schemes, and what schemes import.
+"""Base class of schemes, and the names that schemes import.
 
-A scheme computes with kernels and *yields* a request wherever it needs the other workers; a transport (the simulator,
-mpi4py, Horovod) performs the collective and sends the result back in. A scheme imports no framework.
+A scheme computes with kernels and *yields* a request for each collective; a transport (the simulator, mpi4py, Horovod)
+performs it and sends the result back in. A scheme imports no framework.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ AUTO: Final = "auto"
 
 Rounding = Literal["correlated", "independent"]
 CORRELATED: Final = "correlated"
-"""How the workers draw the random bits that round their gradients; see `worker_key`."""
+"""Kind of the random bits that round the workers' gradients; see `worker_key`."""
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
-    """The key with which a worker rounds its gradient.
+    """Return the key with which a worker rounds its gradient.
 
     ``"correlated"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
-    `horovod_quant.kernels.keys`. ``"independent"``: each worker draws its own numbers.
+    `horovod_quant.kernels.keys`. ``"independent"``: the workers' numbers are independent.
     """
     if is_correlated(rounding):
         return gradient.keys.correlated("worker", gradient.step, workers.rank, workers.size)
@@ -71,41 +71,41 @@ _MANY_WORKERS = Workers(0, 1024)
 
 
 class Scheme:
-    """Base class of the schemes: small immutable values that validate their arguments on construction.
+    """Base class of schemes: immutable values that validate their arguments.
 
     A scheme is a ``@dataclass(frozen=True)``. Its fields are its arguments; they must be hashable (tuples, no lists),
     and workers compare their string forms. `reduction` is required, or `collectives` and `begin` where no reduction
     fits; everything else has a default.
     ``@horovod_quant.register`` before the class makes it available as ``hvq.<Name>`` and by name in the commands.
 
-    What the exchange can rely on, and must respect:
+    Guarantees and obligations of a reduction:
 
-    - **Gradients are read-only.** ``gradient.values`` is the user's own memory: a flat array of float16, float32,
+    - **Gradients are read-only.** ``gradient.values`` is the user's memory: a flat array of float16, float32,
       float64 or bfloat16 (as uint16); kernels accept all of them. Do not write to it or keep it after the exchange.
     - **Arrays belong to the backend**: they are numpy arrays, or tensors in TensorFlow graphs and on GPUs. A scheme
       that computes only with ``kernels``, cuts with slices and uses ``shape[0]`` for lengths runs everywhere. One that
       calls numpy itself declares ``host_only = True``.
-    - **An answer belongs to this exchange** and does not change until everything is decoded. An array that was sent is
-      consumed: a transport may add in place and answer with the same memory. So do not send what you read again.
+    - **An answer belongs to this reduction** and does not change until everything is decoded. An array that was sent is
+      consumed: a transport may add in place and answer with the same memory. So do not read an array after sending it.
     - **``out=`` is a destination, not a promise.** An encoding kernel given ``out`` (as ``kernels.pack`` gives it to
       what fills a part) writes there and returns it; without ``out``, or where the backend's arrays cannot be written
       to, it returns another array. Use what is returned. A decoding kernel always needs the ``out`` given to
       `Decoded.write`, or one from ``kernels.empty``; return what the kernel returns.
-    - **Random bits come only from keys**: ``gradient.keys.key(domain, gradient.step, rank)`` for what only this worker
-      rounds, or `worker_key`, with which the workers' errors partly cancel; no rank for what any worker might round
-      and all must round identically. Use one key per rounding: another domain gives other bits. Draw from nothing
-      else, or runs cannot be reproduced.
-    - **``gradient.step`` is this worker's own count.** Others may differ: a worker may have started later (elastic
+    - **Random bits come only from keys**: ``gradient.keys.key(domain, gradient.step, rank)`` for values that only this
+      worker rounds, or `worker_key`, with which the workers' errors partly cancel; no rank for values that all workers
+      must round identically. Use one key per rounding: another domain gives other bits. Other random numbers would make
+      runs irreproducible.
+    - **``gradient.step`` is this worker's local count.** Others may differ: a worker may have started later (elastic
       training) or missed steps (``hvd.join()``). No result may need equal counts: where others need the key to decode,
       send its step along, as EDEN does with ``kernels.step_word`` and ``kernels.key_of_word``.
     - **``gradient.start``** is the index of the first element in the whole tensor; it is not always 0 in hierarchical
-      exchanges. Pass it to kernels that draw bits, so that the result does not depend on who computes which part. It
-      is a multiple of 1,024 and of the scheme's ``bucket_size``, if it has one.
+      reductions. Pass it to kernels that draw bits, so that the result does not depend on which worker computes a part.
+      It is a multiple of 1,024 and of the scheme's ``bucket_size``, if it has one.
     - **Every worker makes the same requests**: those of `collectives`, in that order, with arrays of the lengths that
       `Allgather` and `Alltoall` state; also for gradients without elements, and with a single worker.
-    - **What is received can be passed on**, if the scheme has `received_lengths` and `decode_received`: see there.
+    - **Received arrays can be passed on**, if the scheme has `received_lengths` and `decode_received`: see there.
       Otherwise the workers of a host pass on averages in float32.
-    - **NaN or infinity** on any worker should reach all of them as NaN, in its part of the gradient.
+    - **NaN or infinity** on any worker should reach all workers as NaN, in its part of the gradient.
 
     Declare these in the class, without type annotations, which would make them arguments; the first two are not
     inherited:
@@ -114,15 +114,14 @@ class Scheme:
         presets: short names, each with some of the arguments: ``{"sparse": {"share": 0.1}}``. Where a scheme has an
             argument ``bits`` that a preset leaves open, the method's name ends with it: ``qsgd-4``. By default there
             is one name, that of the class in lower case.
-        variants: arguments that the commands consider beside the defaults, such as ``({"norm": "l2"},)``; their
+        variants: arguments that the commands consider besides the defaults, such as ``({"norm": "l2"},)``; their
             methods' names spell out what differs: ``qsgd-4-l2``.
         compared: full names of the methods that ``bench`` and ``advise`` compare by default.
         renamed: former names of arguments, which are accepted with a DeprecationWarning, and their present names.
-        own_optimizer: name of the class in ``hvq.optim`` to whose gradients the scheme is limited; its result is then
+        own_optimizer: name of the only class in ``hvq.optim`` that can use the scheme; its result is then
             that optimizer's update, not an average. A frontend without such a class refuses the scheme.
         own_steps: recommended number of steps with that optimizer, relative to other optimizers.
-        unbiased: whether the expected result is the exact sum, for `EDEN` up to the bias that it states; False also
-            where this has not been shown.
+        unbiased: True if the expected result is known to be the exact sum, for `EDEN` up to the bias that it states.
         host_only: whether it uses numpy itself and so needs arrays in host memory, which ``kernels="auto"`` then
             provides; otherwise TensorFlow operations and GPUs may run it.
     """
@@ -138,40 +137,40 @@ class Scheme:
 
     @property
     def extra_compute(self) -> bool:
-        """True if its arguments lower the nmse by computing alone: others send the same bytes with less work.
+        """True if the arguments lower the nmse by computing without more bytes.
 
-        Where a smaller error is not needed, ``Auto`` and `horovod_quant.autotune.candidates` prefer those.
+        ``Auto`` and `horovod_quant.autotune.candidates` prefer other arguments where a smaller nmse is not needed.
         """
         return False
 
     def reduction(self, workers: Workers) -> Reduction:
-        """The reduction of this scheme for these workers; required, unless `begin` is defined."""
+        """Return the reduction for these workers; required, unless `begin` is defined."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of an exchange, in order, without custom reductions.
+        """Collectives of a reduction, in order, without custom reductions.
 
-        By default those of `reduction`, where it depends on the number of workers, with many of them.
+        By default those of `reduction`, for many workers if it depends on their number.
         """
         return self.reduction(_MANY_WORKERS).collectives
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Start the exchange of a group of gradients; a generator. By default that of `reduction`.
+        """Start the reduction of a group of gradients; a generator. By default that of `reduction`.
 
         Args:
             gradients: the group, in the same order on every worker.
-            workers: who takes part.
+            workers: the participating workers.
             kernels: a backend of `horovod_quant.kernels`.
         """
         return self.reduction(workers).run(gradients, workers, kernels)
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Do the same as `begin`: a scheme is a `Reduction`."""
+        """Start the reduction as `begin`: a scheme is a `Reduction`."""
         return self.begin(gradients, workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        """Lengths and dtypes of `Decoded.received`, for gradients with these lengths; None if there is none.
+        """Return lengths and dtypes of `Decoded.received` for gradients, or None.
 
         int32 and float32 arrays have these lengths exactly. For uint8 arrays, all or none, they are estimates.
         """
@@ -182,10 +181,10 @@ class Scheme:
     def decode_received(
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
-        """The result of an exchange, from what any worker has received.
+        """Return a reduction's result from the arrays received by any worker.
 
-        A hierarchical exchange calls it for each part of a gradient, wherever that part was exchanged. So it may depend
-        neither on this worker's own gradients and steps nor on its rank. Only needed with `received_lengths`.
+        A hierarchical reduction calls it for each part of a gradient, also for parts that other workers have reduced.
+        So it may depend neither on local gradients and steps nor on the rank. Only needed with `received_lengths`.
         """
         if type(self).reduction is Scheme.reduction:
             name = type(self).__name__
@@ -193,10 +192,10 @@ class Scheme:
         return self.reduction(workers).decode_received(received, tensors, workers, kernels)
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """The scheme that these workers run, where it depends on their number; the same on all of them.
+        """Return the scheme for these workers, the same on all of them.
 
         Raises:
-            ValueError: no scheme suits them.
+            ValueError: the arguments do not support these workers.
         """
         return self
 
@@ -204,24 +203,24 @@ class Scheme:
         """Raise ValueError if the arguments do not work with ``size`` workers."""
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
-        """The elements of a tensor whose state this worker keeps: start, and stop (exclusive)."""
+        """Return the range of elements whose state this worker keeps: start, stop."""
         return 0, elements
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
-        """Number of non-zero magnitudes that an element can have on the wire; None where that is meaningless.
+        """Return the number of non-zero magnitudes of an encoded element; None if meaningless.
 
         Args:
-            workers: their number. Where their integers are summed, fewer levels may be left for each.
-            hosts: their number, for a hierarchical exchange.
+            workers: number of workers. If their integers are summed, each may have fewer levels.
+            hosts: number of hosts, for a hierarchical reduction.
         """
         return None
 
     def expected_nmse(self, workers: int, hosts: int) -> float | None:
-        """Expected ``||average - exact||^2 / ||exact||^2`` for independent Gaussian gradients; None if unknown.
+        """Return the expected nmse for independent Gaussian gradients; None if unknown.
 
-        Of the exchange that these workers run. A training needs about this share of steps more for the same loss: at 1
-        the rounding adds the same noise as the gradients have. ``advise`` recommends no method without it.
-        `horovod_quant.codecs.rounding_error` computes it for stochastic rounding to levels.
+        It is ``||average - exact||^2 / ||exact||^2`` for these workers. A training needs about this share of steps more
+        for the same loss: at 1 the rounding adds the same noise as the gradients have. ``advise`` recommends no method
+        without it. `horovod_quant.codecs.rounding_error` computes it for stochastic rounding to levels.
         """
         if type(self).relative_error is Scheme.relative_error:
             return None
@@ -229,18 +228,18 @@ class Scheme:
         return None if rel_rmse is None else rel_rmse**2
 
     def relative_error(self, workers: int, hosts: int) -> float | None:
-        """The root of `expected_nmse`. Schemes of version 0.1 define it instead."""
+        """Return the root of `expected_nmse`. Schemes of version 0.1 define it instead."""
         if type(self).expected_nmse is Scheme.expected_nmse:
             return None
         nmse = self.expected_nmse(workers, hosts)
         return None if nmse is None else math.sqrt(nmse)
 
     def fixed_length_proxy(self) -> Scheme:
-        """A stand-in for the performance model: a scheme whose bytes do not depend on the values."""
+        """Return a scheme with constant bytes for the performance model."""
         return self
 
     def host_requirement(self) -> str | None:
-        """The argument or declaration that needs arrays in host memory; None if none."""
+        """Return the argument or declaration that requires host memory, or None."""
         return "host_only=True" if self.host_only else None
 
     def compress(self, tensor: Any = None) -> Any:
@@ -253,7 +252,7 @@ class Scheme:
 
 
 class WithRounding(Scheme):
-    """A scheme whose argument ``rounding`` says how the workers round their gradients: see `worker_key`."""
+    """Scheme with the argument ``rounding``, which selects random bits: see `worker_key`."""
 
     rounding: Rounding
 
@@ -261,7 +260,7 @@ class WithRounding(Scheme):
         object.__setattr__(self, "rounding", CORRELATED if is_correlated(self.rounding) else "independent")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read pickles of version 0.1.0, too, with its word for correlated rounding."""
+        """Restore pickles, also of version 0.1.0, which called correlated rounding "joint"."""
         former = {"rounding": CORRELATED} if state.get("rounding") == "joint" else {}
         vars(self).update(state, **former)
 
@@ -279,7 +278,7 @@ def with_explained_errors(
     It fails where a scheme needs numpy arrays.
 
     Args:
-        arrays: what the tensors are, for the message.
+        arrays: name of the kind of tensors, for the message.
 
     Raises:
         TypeError: the scheme needs something of its arrays or kernels that only numpy has.
@@ -303,12 +302,12 @@ def _explained(scheme: Scheme, arrays: str) -> Iterator[None]:
 
 
 def argument_names(scheme: Any) -> list[str]:
-    """Names of the arguments of a scheme or its class."""
+    """Return the names of the arguments of a scheme or its class."""
     return [field.name for field in dataclasses.fields(scheme) if field.init]
 
 
 def renamed_arguments(kind: type[Scheme], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by their present names; a former name comes with a DeprecationWarning.
+    """Return the arguments by present names; former names issue a DeprecationWarning.
 
     Raises:
         TypeError: an argument is given by both names.

@@ -1,7 +1,7 @@
 """BinSGDM: extreme one-bit quantization for communication-efficient large-scale distributed training.
 
-Peng et al. ICLR 2023 submission; published as Birder, NeurIPS 2023. The optimizer's update itself is one bit per
-element; momentum and scale stay on their worker. More than one bit from the reducers is not the paper's.
+Peng et al. ICLR 2023 submission; published as Birder, NeurIPS 2023. The optimizer's update is one bit per element;
+momentum and scale are local to each worker. More than one bit from the reducers is not in the paper.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class BinSGDM(Scheme):
     tile travels with the signs.
 
     With ``server_bits`` above 1 (not in the paper) the reducers return the average itself, and the optimizer moves each
-    element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
-    default's bytes.
+    element by it instead of by +1 or -1. One bit to the reducers and ``server_bits`` from them are
+    ``(1 + server_bits) / 2`` times the default's bytes.
 
     Args:
         server_bits: bits of an element that the reducers return, 1 to 8. 1: a bit drawn from the average, as in the
-            paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
-            ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
-            workers. With more workers it is rounded at random, without bias.
+            paper. More: a sign, and a magnitude of one bit less. They represent the exact average of up to
+            ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits suffice
+            for 4 workers. With more workers it is rounded at random, without bias.
 
     Raises:
         ValueError: an argument is out of range.

@@ -33,24 +33,25 @@ DEFAULT_BITS = 3
 MOST_BITS = 4
 
 MOST_GATHERED = 2
-"""Workers with whom ``exchange="auto"`` is an allgather: it has half of the nmse of an alltoall of the same width.
+"""Most workers for which ``exchange="auto"`` is an allgather.
 
-For that nmse an alltoall needs half a bit more each way (a bit is worth a factor of 3.7). An allgather sends
-``(n - 1) b`` bits an element, that alltoall ``(n - 1) / n (2 b + 1)``: fewer with 3 workers, but for one bit, and more
-with 2. The kernels' time agrees: an element takes 1.1 ns to encode and 0.75 to decode (AVX-512, one thread), so an
-allgather of 2 takes 2.6 and an alltoall 3.1; of 3 both take about 3.2, and of 4 the allgather 4.1 and the alltoall 2.9.
+Its nmse is half of that of an alltoall of the same width, for which an alltoall needs half a bit more each way (a bit
+is worth a factor of 3.7). An allgather sends ``(n - 1) b`` bits an element, that alltoall ``(n - 1) / n (2 b + 1)``:
+fewer with 3 workers, but for one bit, and more with 2. The kernels' time agrees: an element takes 1.1 ns to encode and
+0.75 to decode (AVX-512, one thread), so an allgather of 2 takes 2.6 and an alltoall 3.1; of 3 both take about 3.2, and
+of 4 the allgather 4.1 and the alltoall 2.9.
 """
 
 IN_COMMON = 0.1
-"""Share of a gradient's energy that ``server_bits="auto"`` takes all workers to have in common.
+"""Assumed share of a gradient's energy common to all workers, for ``server_bits="auto"``.
 
-4 workers' gradients of a character model had as much in the middle of a training, and 16 workers' a fifth of it. The
-larger it is, the less do the workers' errors count beside those of the reducer.
+4 workers' gradients of a character model had this share in the middle of a training, and 16 workers' a fifth of it. A
+larger share makes the workers' errors count less, relative to those of the reducer.
 """
 
 
 class Widths(NamedTuple):
-    """Widths and exchange of some number of workers."""
+    """Bits and exchange for some number of workers."""
 
     bits: int
     server_bits: int
@@ -58,17 +59,17 @@ class Widths(NamedTuple):
     trellis: bool = False
 
     def bits_sent(self, workers: int) -> int:
-        """Bits that a worker sends for an element, times ``n / (n - 1)``."""
+        """Return bits sent per element and worker, times ``n / (n-1)``."""
         return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
 
     def nmse(self, ratio: float = 1.0) -> float:
-        """See `horovod_quant.codecs.rotated_codes.eden_error`."""
+        """Return the nmse, see `horovod_quant.codecs.rotated_codes.eden_error`."""
         server_bits = None if self.exchange == ALLGATHER else self.server_bits
         return eden_error(self.bits, server_bits, ratio, self.trellis)
 
     def reduction(self) -> Reduction:
-        # With a rotation that all workers share, one inverse rotation would do for the sum. But equal gradients would
-        # have equal errors then, of which n times more is left (with half of the energy in common 4% more at one bit,
+        # With a rotation that all workers share, one inverse rotation would suffice for the sum. Equal gradients would
+        # have equal errors then, of which n× more is left (with half of the energy in common 4% more at one bit,
         # 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
         codes = RotatedCodes(self.bits, self.trellis)
         if self.exchange == ALLGATHER:
@@ -79,13 +80,13 @@ class Widths(NamedTuple):
 @register
 @dataclass(frozen=True)
 class EDEN(Scheme):
-    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale per bucket of 1,024 elements.
+    """EDEN: random rotation, ``2^bits`` Lloyd-Max levels, and a scale per 1,024 elements.
 
-    1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
-       that makes the component along the bucket exact.
+    1. Each worker rotates its buckets with separate random signs, rounds to the nearest level (Lloyd-Max for a
+       Gaussian), and chooses the scale that makes the component along the bucket exact.
     2. An alltoall sends all workers' codes and scales of a shard to the rank that reduces the shard.
-    3. The reducer decodes and averages them, and encodes the average with a different rotation: with that of a worker
-       the result would be biased.
+    3. The reducer decodes and averages them, and encodes the average with a different rotation: a worker's rotation
+       would bias the result.
     4. An allgather distributes the reducers' codes and scales.
 
     With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
@@ -93,7 +94,7 @@ class EDEN(Scheme):
     The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
-    Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
+    Rounding adds a constant fraction of the squared gradient, for any distribution: 0.57, 0.13, 0.036 or 0.0096
     for 1 to 4 bits. The error spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
     do not.
 
@@ -107,16 +108,15 @@ class EDEN(Scheme):
             counts as 0. An element outside the range of float32 turns its bucket into NaN.
         server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
             workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
-            more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
-            12% less than with 4, and has 1.6 times the squared error. An allgather has no second rounding.
+            more than ``bits`` for up to 28 workers, then more, at most 4. Width 3 with ``server_bits=3`` sends 12% less
+            than with 4, and has 1.6× its nmse. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        nmse: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
-            for gradients that have nothing in common. The exchange with the fewest bytes that achieves it is used,
-            given the number of workers. An alltoall achieves 0.0193 or more, an allgather 0.0096; with a trellis it is
-            0.0134 and 0.0067.
-        trellis: trellis-coded quantization (Marcellin and Fischer, 1990): twice the levels for the same bits, and the
-            codes before it decide which half of them a code chooses from. Rounding then adds 0.48, 0.10, 0.026 or
-            0.0067 of the squared gradient for 1 to 4 bits. Encoding takes about twice as long.
+        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The exchange
+            with the fewest bytes that achieves it is used, given the number of workers. An alltoall achieves 0.0193 or
+            more, an allgather 0.0096; with a trellis it is 0.0134 and 0.0067.
+        trellis: trellis-coded quantization (Marcellin and Fischer, 1990): 2× the levels for the same bits, and earlier
+            codes select the half from which a code chooses. Rounding then adds 0.48, 0.10, 0.026 or 0.0067 of the
+            squared gradient for 1 to 4 bits. Encoding takes about 2× the time.
 
     Raises:
         ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
@@ -156,7 +156,7 @@ class EDEN(Scheme):
         use_int(self, "bits", 1, MOST_BITS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read pickles of version 0.1.0, too."""
+        """Restore pickles, also those of version 0.1.0."""
         if "error" in state:
             state = {**state, "nmse": state["error"]}
             del state["error"]
@@ -186,18 +186,18 @@ class EDEN(Scheme):
         return self.widths(workers.size).reduction()
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """The scheme with all choices that depend on the number of workers."""
+        """Return the scheme with the choices for this number of workers."""
         return replace(self, nmse=None, **self.widths(workers.size)._asdict())
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
         return None if self.bits is None else 1 << (self.bits - 1)
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """The nmse, independent of the number of workers: errors average out, as such gradients do."""
+        """Return the nmse. It does not depend on the number of workers: errors average out as gradients do."""
         return self.widths(workers).nmse()
 
     def widths(self, workers: int) -> Widths:
-        """Widths and exchange of N workers."""
+        """Return the bits and exchange for N workers."""
         if self.nmse is not None:
             fitting = [widths for widths in self._possible() if widths.nmse() <= self.nmse]
             ratio = _usual_ratio(workers)
@@ -211,7 +211,7 @@ class EDEN(Scheme):
         return Widths(self.bits, server_bits, exchange, self.trellis)
 
     def _possible(self) -> list[Widths]:
-        """The choices for a given nmse."""
+        """Return the choices for a given nmse."""
         every = range(1, MOST_BITS + 1)
         gathered = [Widths(bits, bits, ALLGATHER, self.trellis) for bits in every]
         scattered = [
@@ -221,12 +221,12 @@ class EDEN(Scheme):
 
 
 def balanced(bits: int, workers: int, trellis: bool = False, share: float = 1.0) -> int:
-    """The width of reducers that add at most this share of nmse."""
+    """Return the reducer bits that add at most this share of nmse."""
     left = share * _usual_ratio(workers) * eden_variance_factor(bits, trellis)
     fitting = (more for more in range(bits, MOST_BITS) if eden_variance_factor(more, trellis) <= left)
     return next(fitting, MOST_BITS)
 
 
 def _usual_ratio(workers: int) -> float:
-    """The assumed ratio of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
+    """Return the assumed ratio of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
     return 1 / (1 + (workers - 1) * IN_COMMON)

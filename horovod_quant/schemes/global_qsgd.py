@@ -45,9 +45,9 @@ class GlobalQSGD(WithRounding):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
     With ``rotate`` (not in the paper) all workers apply the same rotation to their gradients, which makes every
-    coordinate of the *sum* look Gaussian. They round to multiples of a step for which the sum fits its field,
-    according to an estimate of its norm, so any number of workers can take part. A bucket of 1,024 elements whose sum
-    does not fit, less than one in a million, is detected and exchanged again, exactly; ``stats()`` counts them.
+    coordinate of the *sum* look Gaussian. They round to multiples of a step size for which the sum fits its field,
+    according to an estimate of its norm, so the number of workers is not limited. A bucket of 1,024 elements whose sum
+    does not fit, less than one in a million, is detected and resent exactly; ``stats()`` counts them.
 
     Args:
         bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
@@ -57,7 +57,7 @@ class GlobalQSGD(WithRounding):
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
             as 0. An element or norm outside the range of float32 turns the bucket into NaN. With ``rotate`` it is
-            16,384, of which each 1,024 are rotated together and have a norm of their own.
+            16,384, of which each 1,024 are rotated together and have a separate norm.
         rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.
@@ -120,7 +120,7 @@ class GlobalQSGD(WithRounding):
         return (yield from super().begin(gradients, workers, kernels))
 
     def levels_for(self, size: int) -> int:
-        """The most uniform levels whose sum over the workers fits; 0 if none does.
+        """Return the most levels whose sum over the workers fits; 0 if none does.
 
         A field holds sums up to ``M = 2^(bits-1) - 1``. Each integer is at most s, so ``s = M // n`` always fits;
         with the l2 norm Cauchy-Schwarz bounds the sum by ``s sqrt(n) + n`` as well.
@@ -140,7 +140,7 @@ class GlobalQSGD(WithRounding):
         return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """The nmse, which grows with the number of workers: the scale grows, and fewer levels are left."""
+        """Return the nmse. It grows with the number of workers: the scale grows, and levels get fewer."""
         if self.rotate:
             return rotated_sum_error(self.bits, workers, self.rounding)
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)

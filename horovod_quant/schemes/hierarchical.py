@@ -1,7 +1,7 @@
-"""The hierarchical exchange: gradients are averaged inside a node, and another scheme runs between the nodes.
+"""Hierarchical reduction: averages in a node, and another scheme between nodes.
 
-Peng et al., BinSGDM (ICLR 2023 submission; Birder, NeurIPS 2023), for their 1-bit allreduce; here for every scheme. A
-node is a host, or any group of workers with a fast connection between them.
+Source: Peng et al., BinSGDM (ICLR 2023 submission; Birder, NeurIPS 2023), for their 1-bit allreduce; here for every
+scheme. A node is a host, or any group of workers with a fast connection between them.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from horovod_quant.schemes.inside import FLOAT32, Inside, intra_codec, nmse_insi
 
 @dataclass(frozen=True)
 class Hierarchical(Scheme):
-    """``inner`` between nodes; each node takes part as one worker that has the mean of its workers' gradients.
+    """Scheme that averages inside nodes and runs ``inner`` between them.
 
     1. An alltoall inside the node sends each worker all values of the elements that it owns, in float32, in float16, or
        as QSGDinf's codes of 8 bits in buckets of 256, with correlated rounding among the node's workers.
     2. The worker averages them, in the order of the node's workers.
     3. The workers that own the same elements, one per node, run ``inner`` on them.
-    4. An allgather inside the node distributes what they have received between the nodes, and all decode it.
-       The averages travel instead, in float32, where they have no more bytes, or ``inner`` cannot decode elsewhere.
+    4. An allgather inside the node distributes the arrays received between the nodes, and all workers decode them.
+       It distributes the averages in float32 instead if they have no more bytes, or ``inner`` cannot decode elsewhere.
 
-    With one worker per node the exchange is that of ``inner``, bit for bit. On a single node ``inner`` quantizes
-    nothing, unless it has its own optimizer: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random
-    bits are those of the whole tensors, so the result does not depend on which worker owns what.
+    With one worker per node the result is bit-identical to that of ``inner``. On a single node ``inner`` quantizes
+    nothing, unless it requires an optimizer: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random
+    bits are those of the whole tensors, so the result does not depend on which worker owns which elements.
 
     Args:
         inner: the scheme between nodes.
-        inside: what travels in step 1. ``8`` is unbiased; ``"float16"`` rounds to nearest, and a magnitude of 65,520 or
-            more, which it does not hold, becomes NaN on all workers, as infinities do.
+        inside: format of step 1. ``8`` is unbiased; ``"float16"`` rounds to nearest, and a magnitude of 65,520 or more,
+            which it cannot represent, becomes NaN on all workers, as infinities do.
 
     Attributes:
-        nodes: their number, which `for_workers` sets. It decides what travels in step 4.
+        nodes: number of nodes, which `for_workers` sets. It decides the arrays of step 4.
     """
 
     inner: Scheme
@@ -64,7 +64,7 @@ class Hierarchical(Scheme):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of nodes with several workers, see `for_workers`; by default, of two nodes."""
+        """Collectives of nodes with several workers, see `for_workers`; by default of two nodes."""
         return self._reduction().collectives_of(Workers(0, self.nodes))
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
@@ -92,7 +92,7 @@ class Hierarchical(Scheme):
         return found
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
-        """The range of this worker, about 1 / local_size of the elements."""
+        """Return this worker's range, about 1 / local_size of the elements."""
         return owned_range(name, elements, workers.local_size, workers.local_rank, self._unit)
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
@@ -110,13 +110,13 @@ class Hierarchical(Scheme):
 
 
 def inner_of(scheme: Scheme) -> Scheme:
-    """The scheme between the nodes; a flat one itself."""
+    """Return the scheme between nodes, or a flat scheme unchanged."""
     return scheme.inner if isinstance(scheme, Hierarchical) else scheme
 
 
 @dataclass(frozen=True)
 class Unquantized(Scheme):
-    """The exchange of a single node: the averages as they are."""
+    """Scheme of a single node, which leaves the averages unchanged."""
 
     collectives = ()
 
@@ -132,7 +132,7 @@ class Unquantized(Scheme):
 
 @dataclass(frozen=True)
 class Single(Scheme):
-    """The exchange of a single node with a scheme's own optimizer."""
+    """Scheme of a single node whose inner scheme requires an optimizer."""
 
     inner: Scheme
     collectives = ()
@@ -150,6 +150,6 @@ class Single(Scheme):
 
 
 def _sent_back(request: Any) -> Any:
-    """The answer to a single worker."""
+    """Return the collective's result for a single worker."""
     yield from ()
     return request.array if isinstance(request, Allreduce) else [request.array]

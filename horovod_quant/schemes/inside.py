@@ -16,21 +16,23 @@ FLOAT32: Final = "float32"
 FLOAT16: Final = "float16"
 
 _BITS, _BUCKET_SIZE = 8, 256
-"""Of the codes: a sign and a level of the bucket's largest magnitude. Buckets divide tiles, so a worker's part of a
-gradient begins where a bucket does.
+"""Bits and bucket size of the codes: a sign and a level of the bucket's largest magnitude.
+
+Buckets divide tiles, so a worker's part of a gradient begins where a bucket does.
 """
 
 FLOAT16_NMSE = 2**-20 / 12 / (7 / 3)
-"""The nmse of float16, which keeps 11 bits: if errors are spread evenly over a unit in the last place, and values
-over an octave.
+"""Nmse of float16, which has 11 significant bits.
+
+Errors are assumed uniform over a unit in the last place, and values uniform over an octave.
 """
 
 
 def require_inside(value: Any) -> Inside:
-    """The value as Python's own.
+    """Return the value as a Python str or int.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not ``"float32"``, ``"float16"`` or ``8``.
     """
     if isinstance(value, np.integer):
         value = int(value)
@@ -40,12 +42,12 @@ def require_inside(value: Any) -> Inside:
 
 
 def intra_codec(inside: Inside) -> Codec:
-    """The codec of what travels."""
+    """Return the codec inside a node."""
     return NormsAndCodes("uniform", _BITS, "max", _BUCKET_SIZE) if inside == 8 else Floats(str(inside))
 
 
 def nmse_inside(inside: Inside, workers: int) -> float:
-    """The nmse that averaging N workers in a node adds, see `Scheme.expected_nmse`."""
+    """Return the nmse added by averaging in a node, see `Scheme.expected_nmse`."""
     codec = intra_codec(inside)
     if isinstance(codec, NormsAndCodes):
         return codec.nmse(workers, CORRELATED)

@@ -14,7 +14,7 @@ from horovod_quant.schemes.qsgd import QSGD, Norm
 from horovod_quant.schemes.registry import register
 
 FINER = 2
-"""Bits that the reducers' codes have more than the workers' by default.
+"""Additional bits of the reducers' codes, by default.
 
 With 8 and 16 workers, 4 bits and Gaussian gradients the squared error of the average is 0.058 with an allgather, 0.157
 with 4 bits from the reducers and 0.143 with 8, as exponential levels do not get closer where most elements are; 0.067
@@ -38,8 +38,8 @@ class NUQSGD(QSGD):
             less: 0.6 to 0.75 of the error remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
-            ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits
-            makes small.
+            ``exchange="alltoall"`` the default is the workers' exponential levels, whose error no number of bits makes
+            small.
 
     Raises:
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
@@ -66,7 +66,7 @@ class NUQSGD(QSGD):
             )
 
     def for_workers(self, workers: Workers) -> NUQSGD:
-        """The scheme for these workers.
+        """Return the scheme for these workers.
 
         With ``exchange="auto"`` and an alltoall reducers have finer, uniform levels.
         """

@@ -1,7 +1,7 @@
 """QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding.
 
-Alistarh, Grubic, Li, Tomioka, Vojnovic. NeurIPS 2017. Each worker quantizes with its own norms, an allgather
-distributes norms and codes, and every worker decodes and adds all of them.
+Alistarh, Grubic, Li, Tomioka, Vojnovic. NeurIPS 2017. Each worker quantizes with local norms, an allgather distributes
+norms and codes, and every worker decodes and adds all of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Coding = Literal["fixed", "elias", "elias-omega"]
 _ELIAS = {"elias": "gamma", "elias-omega": "omega"}
 
 MOST_GATHERED = 4
-"""The most workers for which an allgather moves at most twice the bytes of an alltoall and an allgather of shards.
+"""Most workers for which an allgather sends at most 2× an alltoall.
 
-By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads of P bytes.
+By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P``, its allgather included, for payloads of P bytes.
 """
 
 
@@ -45,9 +45,9 @@ By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads 
 class QSGD(WithRounding):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``), with uniform levels.
 
-    1. Each worker computes the norms of its own buckets.
+    1. Each worker computes the norms of its buckets.
     2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
-       the workers' errors partly cancel, although each worker's own distribution stays the same.
+       the workers' errors partly cancel, although each worker's distribution stays the same.
     3. One allgather distributes a payload of norms and codes.
     4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
 
@@ -67,11 +67,11 @@ class QSGD(WithRounding):
             or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
-            allgather would send more than twice the bytes; with Elias coding an allgather.
+            allgather would send more than 2× the bytes; with Elias coding an allgather.
         rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
-            each worker draws its own numbers, as in the paper.
+            the workers' numbers are independent, as in the paper.
 
     Raises:
         ValueError: an argument is out of range.
@@ -104,7 +104,7 @@ class QSGD(WithRounding):
             )
 
     def exchange_of(self, workers: int) -> ExchangeKind:
-        """The exchange; with ``"auto"`` an alltoall where an allgather would move more than 2× the bytes."""
+        """Return the exchange; ``"auto"`` is an alltoall if an allgather sends more than 2× the bytes."""
         if self.exchange != AUTO:
             return self.exchange
         return ALLGATHER if workers <= MOST_GATHERED or self.coding != "fixed" else ALLTOALL
@@ -124,11 +124,11 @@ class QSGD(WithRounding):
         return NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
 
     def gather_codec(self) -> NormsAndCodes:
-        """The codec of what the reducers of an alltoall send."""
+        """Return the codec of the reducers of an alltoall."""
         return self.codec()
 
     def fixed_length_proxy(self) -> QSGD:
-        """The scheme with codes of fixed width.
+        """Return the scheme with codes of fixed width.
 
         Elias codes exceed their bytes by at most 8 per stream.
         """
@@ -141,7 +141,7 @@ class QSGD(WithRounding):
         return (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """The nmse, the same for even numbers of workers with one exchange."""
+        """Return the nmse, equal for even numbers of workers of one exchange."""
         resolved = self.for_workers(Workers(0, workers))
         nmse = self.codec().nmse(workers, self.rounding)
         if resolved.exchange != ALLTOALL:

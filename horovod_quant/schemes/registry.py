@@ -1,7 +1,7 @@
-"""The known schemes: of this package, the program, and installed packages.
+"""Known schemes of this package, the program, and installed packages.
 
-Everything that needs the list of schemes (method names, the frontends' classes, ``bench``, ``advise``, ``doctor``, the
-shared tests) gets it here. Another package announces its schemes by entry points, in its ``setup.cfg``::
+All lists of schemes (method names, the frontends' classes, ``bench``, ``advise``, ``doctor``, the shared tests) come
+from here. Another package announces its schemes by entry points, in its ``setup.cfg``::
 
     [options.entry_points]
     horovod_quant.schemes =
@@ -22,10 +22,10 @@ from horovod_quant.reductions.agreement import COMMON
 from horovod_quant.schemes.base import Scheme, argument_names
 
 GROUP = "horovod_quant.schemes"
-"""Of entry points."""
+"""Group of entry points."""
 
 HOROVODS_OWN = ("none", "fp16")
-"""Names of methods that are Horovod's."""
+"""Names of Horovod's methods."""
 
 _OF_COMPRESSORS = {*COMMON, "scheme", "kernels", "named_parameters", "process_set"}
 
@@ -71,7 +71,7 @@ def register(scheme_class: Kind) -> Kind:
 
 
 def check(scheme_class: Any) -> None:
-    """Raise what `register` raises for an invalid class, whatever else is registered."""
+    """Raise the errors of `register` for an invalid class, regardless of others."""
     if not isinstance(scheme_class, type) or not issubclass(scheme_class, Scheme):
         shown = scheme_class.__name__ if isinstance(scheme_class, type) else repr(scheme_class)
         raise TypeError(f"{shown}: register a class derived from horovod_quant.schemes.base.Scheme")
@@ -127,7 +127,7 @@ def _overrides(scheme_class: type[Scheme], name: str) -> bool:
 
 
 def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:
-    """The scheme's short names with their arguments; by default its own name in lower case.
+    """Return the short names with their arguments; by default the lower-case class name.
 
     Inherited presets do not count: they are another scheme's names.
     """
@@ -136,36 +136,36 @@ def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:
 
 
 def compared_of(scheme_class: type[Scheme]) -> list[str]:
-    """Full names of the methods that are compared by default."""
+    """Return the full names of the methods that are compared by default."""
     return list(vars(scheme_class).get("compared", ()))
 
 
 def registered() -> list[type[Scheme]]:
-    """The schemes in the order of registration, those of installed packages last."""
+    """Return the schemes in the order of registration, installed packages' last."""
     _search()
     with _lock:
         return list(_registered.values())
 
 
 def find(name: str) -> type[Scheme] | None:
-    """The scheme class with that name; None if there is none."""
+    """Return the scheme class with a name, or None."""
     if name not in _registered:
         _search()
     return _registered.get(name)
 
 
 def own() -> list[type[Scheme]]:
-    """This package's schemes."""
+    """Return this package's schemes."""
     return [kind for kind in _registered.values() if is_own(kind)]
 
 
 def is_own(scheme_class: type[Scheme]) -> bool:
-    """True if it is one of this package's."""
+    """True if the scheme is one of this package."""
     return scheme_class.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def problems() -> list[str]:
-    """Messages about schemes of installed packages that could not be registered."""
+    """Return messages about installed packages' schemes that could not be registered."""
     _search()
     return list(_problems)
 
@@ -180,7 +180,7 @@ def _search() -> None:
         for entry in _entry_points():
             try:
                 register(entry.load())
-            except Exception as error:  # whatever another package does wrong, the other schemes are there
+            except Exception as error:  # any error of another package leaves the other schemes usable
                 _problems.append(
                     f"the entry point {entry.name} = {entry.value} of {GROUP} cannot be used: "
                     f"{type(error).__name__}: {error}"
@@ -194,7 +194,7 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
 
 
 def required_arguments(scheme_class: type[Scheme]) -> list[str]:
-    """Names of the arguments without a default."""
+    """Return the names of the arguments without a default."""
     return [
         field.name
         for field in dataclasses.fields(scheme_class)  # type: ignore[arg-type]

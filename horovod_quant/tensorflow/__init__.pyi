@@ -27,22 +27,22 @@ class Compressor(_compressor.Compressor):
     If two models use it, variables of the same name are counted together; BinSGDM's supports only one optimizer.
 
     Args:
-        scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
+        scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or a custom one; or the name of a
             method, such as ``"qsgd-4-l2"``.
-        min_elements: smaller gradients are left to Horovod, uncompressed.
+        min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: seed of the random rounding; the same on all workers.
+        seed: seed of the random rounding, the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
             ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
             results.
         named_parameters: (name, variable) pairs; by default the variables' names are used.
-        process_set: where the gradients are reduced; by default the optimizer's process set.
+        process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -78,9 +78,9 @@ class Compressor(_compressor.Compressor):
 class QSGD(Compressor):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``), with uniform levels.
 
-    1. Each worker computes the norms of its own buckets.
+    1. Each worker computes the norms of its buckets.
     2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
-       the workers' errors partly cancel, although each worker's own distribution stays the same.
+       the workers' errors partly cancel, although each worker's distribution stays the same.
     3. One allgather distributes a payload of norms and codes.
     4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
 
@@ -100,25 +100,25 @@ class QSGD(Compressor):
             or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
-            allgather would send more than twice the bytes; with Elias coding an allgather.
+            allgather would send more than 2× the bytes; with Elias coding an allgather.
         rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
-            each worker draws its own numbers, as in the paper.
-        min_elements: smaller gradients are left to Horovod, uncompressed.
+            the workers' numbers are independent, as in the paper.
+        min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: seed of the random rounding; the same on all workers.
+        seed: seed of the random rounding, the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
             ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
             results.
         named_parameters: (name, variable) pairs; by default the variables' names are used.
-        process_set: where the gradients are reduced; by default the optimizer's process set.
+        process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -171,22 +171,22 @@ class NUQSGD(Compressor):
             less: 0.6 to 0.75 of the error remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
-            ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits
-            makes small.
-        min_elements: smaller gradients are left to Horovod, uncompressed.
+            ``exchange="alltoall"`` the default is the workers' exponential levels, whose error no number of bits makes
+            small.
+        min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: seed of the random rounding; the same on all workers.
+        seed: seed of the random rounding, the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
             ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
             results.
         named_parameters: (name, variable) pairs; by default the variables' names are used.
-        process_set: where the gradients are reduced; by default the optimizer's process set.
+        process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -228,9 +228,9 @@ class GlobalQSGD(Compressor):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
     With ``rotate`` (not in the paper) all workers apply the same rotation to their gradients, which makes every
-    coordinate of the *sum* look Gaussian. They round to multiples of a step for which the sum fits its field,
-    according to an estimate of its norm, so any number of workers can take part. A bucket of 1,024 elements whose sum
-    does not fit, less than one in a million, is detected and exchanged again, exactly; ``stats()`` counts them.
+    coordinate of the *sum* look Gaussian. They round to multiples of a step size for which the sum fits its field,
+    according to an estimate of its norm, so the number of workers is not limited. A bucket of 1,024 elements whose sum
+    does not fit, less than one in a million, is detected and resent exactly; ``stats()`` counts them.
 
     Args:
         bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
@@ -240,24 +240,24 @@ class GlobalQSGD(Compressor):
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
             as 0. An element or norm outside the range of float32 turns the bucket into NaN. With ``rotate`` it is
-            16,384, of which each 1,024 are rotated together and have a norm of their own.
+            16,384, of which each 1,024 are rotated together and have a separate norm.
         rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.
-        min_elements: smaller gradients are left to Horovod, uncompressed.
+        min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: seed of the random rounding; the same on all workers.
+        seed: seed of the random rounding, the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
             ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
             results.
         named_parameters: (name, variable) pairs; by default the variables' names are used.
-        process_set: where the gradients are reduced; by default the optimizer's process set.
+        process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -295,13 +295,13 @@ class GlobalQSGD(Compressor):
     ) -> None: ...
 
 class EDEN(Compressor):
-    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale per bucket of 1,024 elements.
+    """EDEN: random rotation, ``2^bits`` Lloyd-Max levels, and a scale per 1,024 elements.
 
-    1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
-       that makes the component along the bucket exact.
+    1. Each worker rotates its buckets with separate random signs, rounds to the nearest level (Lloyd-Max for a
+       Gaussian), and chooses the scale that makes the component along the bucket exact.
     2. An alltoall sends all workers' codes and scales of a shard to the rank that reduces the shard.
-    3. The reducer decodes and averages them, and encodes the average with a different rotation: with that of a worker
-       the result would be biased.
+    3. The reducer decodes and averages them, and encodes the average with a different rotation: a worker's rotation
+       would bias the result.
     4. An allgather distributes the reducers' codes and scales.
 
     With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
@@ -309,7 +309,7 @@ class EDEN(Compressor):
     The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
-    Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
+    Rounding adds a constant fraction of the squared gradient, for any distribution: 0.57, 0.13, 0.036 or 0.0096
     for 1 to 4 bits. The error spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
     do not.
 
@@ -323,30 +323,29 @@ class EDEN(Compressor):
             counts as 0. An element outside the range of float32 turns its bucket into NaN.
         server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
             workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
-            more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
-            12% less than with 4, and has 1.6 times the squared error. An allgather has no second rounding.
+            more than ``bits`` for up to 28 workers, then more, at most 4. Width 3 with ``server_bits=3`` sends 12% less
+            than with 4, and has 1.6× its nmse. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        nmse: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
-            for gradients that have nothing in common. The exchange with the fewest bytes that achieves it is used,
-            given the number of workers. An alltoall achieves 0.0193 or more, an allgather 0.0096; with a trellis it is
-            0.0134 and 0.0067.
-        trellis: trellis-coded quantization (Marcellin and Fischer, 1990): twice the levels for the same bits, and the
-            codes before it decide which half of them a code chooses from. Rounding then adds 0.48, 0.10, 0.026 or
-            0.0067 of the squared gradient for 1 to 4 bits. Encoding takes about twice as long.
-        min_elements: smaller gradients are left to Horovod, uncompressed.
+        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The exchange
+            with the fewest bytes that achieves it is used, given the number of workers. An alltoall achieves 0.0193 or
+            more, an allgather 0.0096; with a trellis it is 0.0134 and 0.0067.
+        trellis: trellis-coded quantization (Marcellin and Fischer, 1990): 2× the levels for the same bits, and earlier
+            codes select the half from which a code chooses. Rounding then adds 0.48, 0.10, 0.026 or 0.0067 of the
+            squared gradient for 1 to 4 bits. Encoding takes about 2× the time.
+        min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: seed of the random rounding; the same on all workers.
+        seed: seed of the random rounding, the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
             ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
             results.
         named_parameters: (name, variable) pairs; by default the variables' names are used.
-        process_set: where the gradients are reduced; by default the optimizer's process set.
+        process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -394,8 +393,8 @@ class BinSGDM(Compressor):
     tile travels with the signs.
 
     With ``server_bits`` above 1 (not in the paper) the reducers return the average itself, and the optimizer moves each
-    element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
-    default's bytes.
+    element by it instead of by +1 or -1. One bit to the reducers and ``server_bits`` from them are
+    ``(1 + server_bits) / 2`` times the default's bytes.
 
     Compressor for the Keras optimizers BinSGDM and LegacyBinSGDM.
 
@@ -405,23 +404,23 @@ class BinSGDM(Compressor):
     Args:
         beta: None, or the optimizer's ``beta``, to check that they agree; the optimizer's value is used.
         server_bits: bits of an element that the reducers return, 1 to 8. 1: a bit drawn from the average, as in the
-            paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
-            ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
-            workers. With more workers it is rounded at random, without bias.
-        min_elements: smaller gradients are left to Horovod, uncompressed.
+            paper. More: a sign, and a magnitude of one bit less. They represent the exact average of up to
+            ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits suffice
+            for 4 workers. With more workers it is rounded at random, without bias.
+        min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: seed of the random rounding; the same on all workers.
+        seed: seed of the random rounding, the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
             ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
             results.
         named_parameters: (name, variable) pairs; by default the variables' names are used.
-        process_set: where the gradients are reduced; by default the optimizer's process set.
+        process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).

@@ -75,7 +75,7 @@ class _Compressed(NamedTuple):
     tensor: tf.Tensor
     state: HeldState | None
     compared: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
-    """What measures the result's error, from the result and the control tensor."""
+    """Function that measures the nmse, from the result and the control tensor."""
 
 
 class Compressor(BaseCompressor):
@@ -161,7 +161,7 @@ class Compressor(BaseCompressor):
         check_process_set(self._process_set, used, bool(self.hierarchical))
 
     def check_variables(self, named: Sequence[tuple[str, Any]]) -> None:
-        """Raise an error for variables, by name, that the arguments do not fit; warn if all are small."""
+        """Raise an error for variables unfit for the arguments; warn if all are small."""
         self.policy.check_names(name for name, _ in named)
         for name, variable in named:
             dtype = tf.as_dtype(variable.dtype)
@@ -414,7 +414,7 @@ class Compressor(BaseCompressor):
     def _comparison(
         self, tensor: tf.Tensor, name: str, call: HorovodCall
     ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None:
-        """Return the function that measures the nmse of a gradient's exchange, or None."""
+        """Return the function that measures a gradient's nmse, or None."""
         if (
             not self._sampler
             or call.variable is None

@@ -1,4 +1,4 @@
-"""Identifies the caller of ``compress``.
+"""Identification of the caller of ``compress``.
 
 The only module that inspects Horovod's frames in TensorFlow. Horovod calls ``compress(tensor)`` while it builds a
 graph, without naming the variable, operation or process set; the frames of its functions have them. Tested with Horovod
@@ -238,10 +238,10 @@ def _reduction(
 
 
 def optimizer_being_made() -> tuple[Any, Any] | None:
-    """Return the distributed Keras optimizer whose construction hashes a compressor and its process set, or None.
+    """Return the distributed Keras optimizer under construction, or None.
 
-    Horovod has a cache with the compressor in its keys. For an optimizer that will never average (Keras 3, or one
-    worker) this is the only use of the compressor, and for all others the first.
+    It hashes the compressor and its process set for a cache of Horovod. For an optimizer that will never average (Keras
+    3, or one worker) this is the only use of the compressor, and for all others the first.
     """
     for function, local in _horovod_frames():
         if function == "__init__" and hasattr(local.get("self"), "apply_gradients"):

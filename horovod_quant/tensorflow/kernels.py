@@ -41,7 +41,7 @@ from horovod_quant.tensorflow.cached_subgraph import by_rows, elementwise
 NAME = "tensorflow"
 
 TILES_AT_A_TIME = 2**31
-"""More than any tensor has: pieces are for caches, and graph operations process whole tensors."""
+"""More tiles than any tensor has: pieces are for caches, but operations take whole tensors."""
 
 Number = Union[int, float, tf.Tensor]
 Operand = Any

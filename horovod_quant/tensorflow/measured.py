@@ -1,4 +1,4 @@
-"""The nmse that exchanges really have: periodically, on a sample of the gradients.
+"""Periodic measurement of the nmse on a sample of the gradients.
 
 The blocks of a gradient that are compared are always the same ones, chosen while the graph is traced. In the steps that
 are measured, one allreduce for each gradient averages them exactly, in float32, beside the exchange.
@@ -17,11 +17,11 @@ from horovod_quant.tensorflow.collectives import Scope, not_constant_foldable, w
 
 
 class ErrorSampler:
-    """Measures the nmse of exchanges.
+    """Sampler that measures the nmse of averages.
 
     Args:
         every: steps from one measurement to the next; 0 for none.
-        share: of a gradient's elements that are compared, from 0 to 1; at least one block.
+        share: share of a gradient's elements that are compared, from 0 to 1; at least one block.
     """
 
     def __init__(self, every: int, share: float) -> None:
@@ -35,7 +35,7 @@ class ErrorSampler:
 
     @property
     def nmse(self) -> float | None:
-        """Of the last measurements of each gradient; None before the first."""
+        """Nmse of the last measurements of each gradient; None before the first."""
         found = [pair for pairs in list(self._errors.values()) for pair in list(pairs)]
         squares = sum(square for _, square in found)
         return sum(error for error, _ in found) / squares if squares else None
@@ -43,20 +43,20 @@ class ErrorSampler:
     def compared(
         self, name: str, gradient: tf.Tensor, result: tf.Tensor, control_tensor: tf.Tensor, scope: Scope
     ) -> tf.Tensor:
-        """Return ``result``, which is compared with the exact average in every ``every``-th run.
+        """Return ``result``, compared with the exact average in each ``every``-th run.
 
         Args:
-            name: of the gradient.
-            gradient: the one of this worker, of a known shape.
-            result: what the exchange returns.
-            control_tensor: as Horovod has reduced it; its first number was 1 on each worker.
-            scope: of the exchange's collectives.
+            name: name of the gradient.
+            gradient: this worker's gradient, of a known shape.
+            result: result of the exchange.
+            control_tensor: the reduced control tensor, whose first number was 1 on each worker.
+            scope: scope of the collectives.
         """
         import horovod.tensorflow as hvd
 
         elements = gradient.shape.num_elements()
         indices = sampled(name, 0, elements, self._share)
-        # Without the number of workers for an input TensorFlow would take a call, or a collective, for a constant.
+        # Without the number of workers as an input, TensorFlow would take a call, or a collective, for a constant.
         count = worker_count(scope.process_set)
 
         def is_due(_: np.ndarray) -> np.bool_:
@@ -90,5 +90,5 @@ class ErrorSampler:
 
 
 def _call(function: Any, inputs: list[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """A scalar that Python computes when the graph runs; as stateful it would wait for all calls before it."""
+    """Return a scalar from Python; the call is not stateful, or it would wait for earlier calls."""
     return tf.ensure_shape(tf.numpy_function(function, inputs, dtype, stateful=False), [])

@@ -14,10 +14,10 @@ import numpy as np
 from horovod_quant.kernels.arrays import aligned, memory_for
 
 _REFERENCES_OF_UNUSED = 2
-"""References to an unused element of a list in ``sys.getrefcount``: the list's and the argument's."""
+"""References to an unused element in ``sys.getrefcount``: the list's and the argument's."""
 
 _MOST_KEPT = 4
-"""Maximum arrays for one use. Two alternate; TensorFlow may release one a step late, or a user may keep one."""
+"""Maximum arrays per key. Two alternate; TensorFlow may release one a step late, or a user may keep one."""
 
 
 class ReusedMemory:

@@ -20,7 +20,7 @@ from horovod_quant.tensorflow.cached_subgraph import by_rows
 _BITS_OF_AN_INDEX = 3
 _INDEX = np.uint32((1 << _BITS_OF_AN_INDEX) - 1)
 _FIRST = np.uint32(1)
-"""The first row's bit, in words with a bit for each row."""
+"""Bit of the first row in words with a bit per row."""
 
 
 def trellis_codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple[float, ...]) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Averages of named gradients, for the hooks of DDP and FSDP2.
+"""Averaging of named gradients, for the hooks of DDP and FSDP2.
 
 They use ``torch.distributed``.
 """

@@ -51,7 +51,7 @@ PATIENCE = Patience()
 """Patience of all backward passes: another worker may run none in a step."""
 
 _CLOSING_PATIENCE = 1.0
-"""Seconds without progress after which a failed step stops waiting for other workers."""
+"""Seconds without progress after which a failed step stops waiting."""
 
 current_pass: Callable[[], int] = torch._C._current_graph_task_id
 """Return the number of the calling backward pass; -1 outside any."""

@@ -1,4 +1,4 @@
-"""Identifies the caller of ``compress``; the only module that inspects Horovod's frames.
+"""Identification of ``compress``'s caller; the only module that inspects Horovod's frames.
 
 Horovod calls ``compress(tensor)`` without naming the parameter, operation or process set; the calling frame has them.
 Tested with Horovod 0.28.1, and with 0.27.0 by scripts/test-horovod.
@@ -20,7 +20,7 @@ from horovod_quant.frontends.installing import install_page
 from horovod_quant.frontends.step_counts import UNNAMED
 
 _FRAMES_AT_MOST = 32
-"""Maximum number of frames between ``compress`` and Horovod, for example of compressors that wrap others."""
+"""Maximum frames between ``compress`` and Horovod, for example of wrapping compressors."""
 
 _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a Horovod "

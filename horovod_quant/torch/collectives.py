@@ -1,4 +1,4 @@
-"""Collectives that Horovod performs for a group of gradients, and how they are launched and collected."""
+"""Launch and collection of Horovod's collectives for a group of gradients."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class PendingTensor:
 
 
 _SMALL = 2**16
-"""Mean bytes of gradients below which decoding a whole group at once is faster than one by one."""
+"""Mean gradient bytes below which decoding a group at once is faster."""
 
 
 _STALLED = (

@@ -18,7 +18,7 @@ from horovod_quant.torch.caller import Call, OptimizerCall
 from horovod_quant.torch.control import ControlTensor
 
 _PLANS = "_horovod_quant_plans"
-"""Attribute of an optimizer with its plans, by owner and by ``id()`` of the parameter, which a plan keeps alive."""
+"""Attribute with an optimizer's plans, by owner and ``id()`` of the parameter. A plan keeps it alive."""
 
 _NO_PLANS: dict[int, TensorPlan] = {}
 

@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 
 class _Numbers:
-    """Counts of unnamed operations since ``hvd.init()``, by process set.
+    """Number of unnamed operations since ``hvd.init()``, by process set.
 
     Attributes:
         met: the process sets with a completed numbered operation, so that all their workers use the same numbers.

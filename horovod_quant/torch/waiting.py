@@ -1,4 +1,4 @@
-"""Waits for other workers without spinning, and adaptive time limits."""
+"""Waiting for other workers without spinning, with adaptive time limits."""
 
 from __future__ import annotations
 

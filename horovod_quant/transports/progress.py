@@ -1,4 +1,4 @@
-"""Progress thread: polls the jobs under way, and launches their next stages.
+"""Progress thread, which polls running jobs and launches their next stages.
 
 So a script that computes, or waits for something else, delays no other worker. The thread depends on neither a
 framework nor a library of collectives: it runs jobs.
@@ -102,7 +102,7 @@ class Pauses:
 
 
 class Progress:
-    """The jobs under way, and their thread.
+    """Running jobs and their thread.
 
     It starts with the first job.
 
@@ -136,7 +136,7 @@ class Progress:
             threading.Thread(target=self._run, name="horovod_quant progress", daemon=True).start()
 
     def _claim(self) -> bool:
-        """Return False for all threads but the first: `hand` may have started several before one was noted."""
+        """Return True for the first thread only: `hand` may have started several concurrently."""
         with self._lock:
             if self._thread is not None:
                 return False

@@ -30,11 +30,11 @@ from horovod_quant.schemes.base import (
 from horovod_quant.transports.traffic import sent_bytes
 
 Merge = tuple[int, int, int]
-"""One step of a reduction: ``(low, middle, high)`` merges the sums of ranks low..middle-1 and middle..high-1."""
+"""Step of a reduction: ``(low, middle, high)`` merges sums of ranks low..middle-1 and middle..high-1."""
 
 
 class Result(NamedTuple):
-    """The result of a simulated reduction.
+    """Result of a simulated reduction.
 
     Attributes:
         decoded: for each worker, the list of its decoded gradients (float32, flat).
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The former name of ``nmse``."""
+        """Former name of ``nmse``."""
         notices.deprecated("Result.error is now Result.nmse")
         return self.nmse
 

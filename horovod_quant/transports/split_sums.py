@@ -1,4 +1,4 @@
-"""Sums of integers by two alltoalls.
+"""Integer sums by two alltoalls.
 
 They are for transports whose allreduce of large arrays is slow. On Ethernet, Open MPI's default allreduce of some MB
 takes 2× the time that its bytes need; its alltoall does not. Sums of integers do not depend on the order of the

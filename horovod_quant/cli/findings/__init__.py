@@ -1,1 +1,1 @@
-"""The findings of `horovod-quant doctor`: a file for each of its sections."""
+"""Findings of `horovod-quant doctor`, a module for each section."""

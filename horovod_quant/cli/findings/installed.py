@@ -1,4 +1,4 @@
-"""On what is installed: versions, and what Horovod was built with."""
+"""Findings about installed versions, and Horovod's build."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def scheme_findings() -> list[Finding]:
-    """On schemes of other packages."""
+    """Return findings about schemes of other packages."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it says is found here
+        warnings.simplefilter("ignore")  # the findings have the same text
         others = [kind for kind in registry.registered() if not registry.is_own(kind)]
     shown = ", ".join(f"{kind.__name__} of {kind.__module__}" for kind in others)
     problems = [Finding(PROBLEM, text, "repair or remove its package") for text in registry.problems()]
@@ -101,7 +101,7 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, usable: bool) -> list[Finding]:
-    """``usable``: whether some framework is, so that this one may well be unwanted."""
+    """Return findings about a framework; it may be missing if another is ``usable``."""
     shown = FRAMEWORKS[name]
     error, stage = facts.get("error"), facts.get("stage")
     rebuild = f"rebuild Horovod with {BUILD_FLAGS[name]}, using the commands in {install_page()},"

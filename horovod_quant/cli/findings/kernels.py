@@ -1,4 +1,4 @@
-"""On the kernels that run here: which, whether they are the fastest, and whether their bits are right."""
+"""Findings about this machine's kernels: their names, speed and results."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def host_kernel_findings(wanted: str | None) -> list[Finding]:
-    """On the kernels for arrays in the host's memory; ``wanted``: those that were asked for."""
+    """Return findings about host kernels; ``wanted`` names those that the user chose."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it says is found here
+            warnings.simplefilter("ignore")  # the findings have the same text
             backend = kernels.get()
         text = kernels.describe()
     except (ImportError, ValueError) as error:
@@ -54,7 +54,7 @@ def host_kernel_findings(wanted: str | None) -> list[Finding]:
 
 
 def gpu_kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """On the kernels for PyTorch's gradients on a GPU, if there is one."""
+    """Return findings about kernels for PyTorch's gradients on a GPU, if any."""
     if not facts.get("torch", {}).get("gpus"):
         return []
     if probe.version_of("triton") is None:
@@ -76,7 +76,7 @@ def native_remedy() -> str:
 
 
 def same_bits(backend: Any) -> bool:
-    """True if a few kernels return the results of the reference on this machine."""
+    """True if a few kernels return the reference's results on this machine."""
     gradient = np.random.default_rng(0).standard_normal(5000, np.float32)
     key = RngKey(0, "doctor").key("worker", 0)
 

@@ -1,4 +1,4 @@
-"""On the network between the workers: how fast an allreduce is there, and where the table of docs/pays.md puts it."""
+"""Findings about the network: its allreduce speed, and the row of docs/pays.md."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BETWEEN_HOSTS = (
 
 
 def findings(facts: Mapping[str, Mapping[str, Any]], model: str | None) -> list[Finding]:
-    """Return whether compression pays here.
+    """Return findings about whether compression pays here.
 
     Args:
-        facts: of the frameworks; one of them may have measured the network.
-        model: whose line to show; None, or one that is not in the table, shows all.
+        facts: facts of the frameworks, one of which may have measured the network.
+        model: the model to show; None, or one that is not in the table, shows all.
     """
     run = next((own["run"] for own in facts.values() if "network" in own.get("run", {})), None)
     if run is None:
@@ -41,5 +41,5 @@ def findings(facts: Mapping[str, Mapping[str, Any]], model: str | None) -> list[
 
 
 def nearest(number: float, choices: Sequence[int]) -> int:
-    """The one whose ratio to the number is closest to 1."""
+    """Return the choice whose ratio to the number is closest to 1."""
     return min(choices, key=lambda choice: abs(math.log(choice / number)))

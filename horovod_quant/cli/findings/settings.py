@@ -1,4 +1,4 @@
-"""On Horovod's settings that matter for quantized exchanges."""
+"""Findings about Horovod's settings that matter for quantization."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from horovod_quant.schemes.base import Scheme
 DEFAULT_CACHE, DEFAULT_CYCLE = 1024, 1.0
 
 LONG_CYCLE = 5.0
-"""Milliseconds; from here on waiting for cycles is a good part of a short step."""
+"""Milliseconds from which waiting for cycles takes much of a short step."""
 
 
 def schemes() -> list[Scheme]:
-    """Return a scheme for each short name: some have the fewest collectives, some the most."""
+    """Return one scheme per short name, with few to many collectives."""
     return list(examples().values())
 
 
 def findings(environment: Mapping[str, str], model: str | None, frameworks: list[str]) -> list[Finding]:
-    """Horovod's settings that matter for quantized exchanges.
+    """Return findings about Horovod's settings that matter for quantization.
 
     Args:
-        environment: with Horovod's variables.
-        model: whose gradients are exchanged, if that is known.
-        frameworks: that may do it.
+        environment: environment variables.
+        model: the model whose gradients are exchanged, if known.
+        frameworks: frameworks that may exchange them.
     """
     shapes = MODELS[model] if model else None
     checked = [
@@ -122,7 +122,7 @@ def cycle_finding(environment: Mapping[str, str]) -> Finding | None:
 
 
 def number(environment: Mapping[str, str], name: str, default: float) -> tuple[float, str]:
-    """A setting as Horovod reads it, and how to show it: it takes the number at the beginning, 0 if there is none."""
+    """Return a setting's leading number, else 0, as Horovod does; and its text."""
     given = environment.get(name)
     if given is None:
         return default, f"{name}={default:g}" if default < 1e5 else f"{name}={default:.0f}"

@@ -1,4 +1,4 @@
-"""On a run under horovodrun: its controller, how its workers differ, whether its collectives are exact."""
+"""Findings about a run under horovodrun: controller, workers and exact collectives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def controller_finding(started: Mapping[str, Any], place: LaunchContext) -> Find
 
 
 def worker_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Return the differences between the workers."""
+    """Return findings about differences between the workers."""
     workers = next((own["run"]["workers"] for own in facts.values() if "workers" in own.get("run", {})), None)
     if workers is None:
         return []
@@ -110,7 +110,7 @@ def exactness_finding(name: str, facts: Mapping[str, Any]) -> Finding:
 
 
 def _by_sums() -> tuple[list[str], list[str]]:
-    """The names of the schemes that need exact sums of integers, and of those that do not."""
+    """Return the schemes that need exact integer sums, and the others."""
     schemes = examples().values()
     summing = {type(scheme).__name__: None for scheme in schemes if group_of_sums(scheme) is not None}
     others = {type(scheme).__name__: None for scheme in schemes}

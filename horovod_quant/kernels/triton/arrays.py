@@ -26,7 +26,7 @@ from horovod_quant.kernels.triton.arguments import (
 from horovod_quant.kernels.triton.launching import Job, Kernel, Launch, batch, run, settle
 
 TILES_AT_A_TIME = 2**31
-"""More than any tensor has: loops over pieces are for a CPU's caches."""
+"""More tiles than any tensor has: loops over pieces are for a CPU's caches."""
 
 _COUNT = 4096  # elements per program
 _FLAG_WORDS = 16

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 INTERPRETED = not isinstance(whole.copy_words, triton.runtime.JITFunction)
-"""True if kernels run in Triton's interpreter, on tensors in host memory (TRITON_INTERPRET=1)."""
+"""True if kernels run in Triton's interpreter, in host memory (TRITON_INTERPRET=1)."""
 
 OPTIONS = {"enable_fp_fusion": False}
 """Options of every launch: ``a * b + c`` must be rounded twice, as in all backends."""

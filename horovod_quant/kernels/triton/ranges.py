@@ -1,4 +1,4 @@
-"""Sets of addresses, to detect dependences between computations."""
+"""Address sets, to detect dependences between computations."""
 
 from __future__ import annotations
 

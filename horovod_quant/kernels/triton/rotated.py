@@ -24,7 +24,7 @@ from horovod_quant.kernels.triton.arguments import (
 from horovod_quant.kernels.triton.launching import INTERPRETED, Entry, Job, Kernel, run
 
 IN_REGISTERS = 4 if INTERPRETED else 1
-"""Tiles of a program with one warp, which has a bucket in registers; more are faster in the interpreter."""
+"""Tiles of a program: one warp has a bucket in registers; the interpreter is faster with more."""
 
 _ROUNDED = 16
 

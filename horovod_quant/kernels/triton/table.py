@@ -25,7 +25,7 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _VECTOR = 15
 
 Step = tuple[Kernel, int, Mapping[str, Any], frozenset]
-"""A launch: the kernel, the elements per program, its constants, and the names of its entries."""
+"""Launch: the kernel, elements per program, constants, and names of entries."""
 
 
 class Group(NamedTuple):
