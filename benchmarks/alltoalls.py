@@ -34,7 +34,7 @@ from rich.table import Table
 from horovod_quant.analysis.units import parse_rate
 
 Way = Callable[[torch.Tensor, str], torch.Tensor]
-"""Takes a row per receiver and a name; returns a row per sender."""
+"""Function of a row per receiver and a name that returns a row per sender."""
 
 PARTS = 4
 

@@ -64,7 +64,7 @@ TRAININGS = (
 SHOWN = ("none", "fp16", "nuqsgd-4", "global-qsgd-8", "eden-3", "binsgdm", "powersgd-2")  # in the plot
 
 LOCAL = "local"
-"""In place of a rate: workers on this machine, without a lab."""
+"""Placeholder for a rate: workers on this machine, without a lab."""
 
 RATES = ("100mbit", "1gbit", LOCAL)
 PARTS = tuple(f"{each.key}@{rate}" for rate in RATES for each in TRAININGS)
