@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from horovod_quant.kernels import notices
-from horovod_quant.schemes.eden import MOST_BITS, MOST_GATHERED, balanced
+from horovod_quant.schemes.eden_widths import MOST_BITS, MOST_GATHERED, balanced
 
 VERSION = 2
 """Version of methods' names in JSON files and saved states."""

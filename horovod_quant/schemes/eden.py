@@ -6,18 +6,16 @@ A random rotation makes every bucket look Gaussian, so that one table of levels 
 
 from __future__ import annotations
 
-import math
 from dataclasses import InitVar, dataclass, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
-from horovod_quant.codecs.rotated_codes import RotatedCodes, eden_error, eden_variance_factor
+from horovod_quant.codecs.rotated_codes import RotatedCodes
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.allgather import AllgatherReduce
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
     ALLGATHER,
-    ALLTOALL,
     AUTO,
     ExchangeKind,
     Scheme,
@@ -27,54 +25,10 @@ from horovod_quant.schemes.base import (
     require_choice,
     use_int,
 )
+from horovod_quant.schemes.eden_widths import MOST_BITS, Widths, fewest_bits, possible, require_nmse, usual
 from horovod_quant.schemes.registry import register
 
 DEFAULT_BITS = 3
-MOST_BITS = 4
-
-MOST_GATHERED = 2
-"""Most workers for which ``exchange="auto"`` is an allgather.
-
-Its nmse is half of that of an alltoall of the same width, for which an alltoall needs half a bit more each way (a bit
-is worth a factor of 3.7). An allgather sends ``(n - 1) b`` bits an element, that alltoall ``(n - 1) / n (2 b + 1)``:
-fewer with 3 workers, but for one bit, and more with 2. The kernels' time agrees: an element takes 1.1 ns to encode and
-0.75 to decode (AVX-512, one thread), so an allgather of 2 takes 2.6 and an alltoall 3.1; of 3 both take about 3.2, and
-of 4 the allgather 4.1 and the alltoall 2.9.
-"""
-
-IN_COMMON = 0.1
-"""Assumed share of a gradient's energy common to all workers, for ``server_bits="auto"``.
-
-4 workers' gradients of a character model had this share in the middle of a training, and 16 workers' a fifth of it. A
-larger share makes the workers' errors count less, relative to those of the reducer.
-"""
-
-
-class Widths(NamedTuple):
-    """Bits and exchange for some number of workers."""
-
-    bits: int
-    server_bits: int
-    exchange: ExchangeKind
-    trellis: bool = False
-
-    def bits_sent(self, workers: int) -> int:
-        """Return bits sent per element and worker, times ``n / (n-1)``."""
-        return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
-
-    def nmse(self, ratio: float = 1.0) -> float:
-        """Return the nmse, see `horovod_quant.codecs.rotated_codes.eden_error`."""
-        server_bits = None if self.exchange == ALLGATHER else self.server_bits
-        return eden_error(self.bits, server_bits, ratio, self.trellis)
-
-    def reduction(self) -> Reduction:
-        # With a rotation that all workers share, one inverse rotation would suffice for the sum. Equal gradients would
-        # have equal errors then, of which n× more is left (with half of the energy in common 4% more at one bit,
-        # 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
-        codes = RotatedCodes(self.bits, self.trellis)
-        if self.exchange == ALLGATHER:
-            return AllgatherReduce(codes)
-        return ScatterReduceAllgather(codes, RotatedCodes(self.server_bits, self.trellis))
 
 
 @register
@@ -163,27 +117,26 @@ class EDEN(Scheme):
         vars(self).update(state)
 
     def _check_nmse(self, nmse: Any) -> None:
-        for name, usual in (("bits", None), ("server_bits", AUTO)):
-            if getattr(self, name) != usual:
+        for name, default in (("bits", None), ("server_bits", AUTO)):
+            if getattr(self, name) != default:
                 raise ValueError(
                     f"nmse={nmse!r} chooses the bits; leave out either {name}={getattr(self, name)!r} or nmse"
                 )
-        if isinstance(nmse, bool) or not isinstance(nmse, (int, float)) or not 0 < nmse < math.inf:
-            raise ValueError(f"nmse={nmse!r}: use a positive number, for example 0.1")
-        least = min(widths.nmse() for widths in self._possible())
-        if nmse < least:
-            raise ValueError(
-                f"nmse={nmse!r}: exchange={self.exchange!r} has at least {least:.6f}"
-                + ("; an allgather has half of that" if self.exchange == ALLTOALL else "")
-                + ("" if self.trellis else "; trellis=True has 30% less")
-            )
+        require_nmse(nmse, self.exchange, self.trellis)
 
     @property
     def extra_compute(self) -> bool:
         return self.trellis
 
     def reduction(self, workers: Workers) -> Reduction:
-        return self.widths(workers.size).reduction()
+        bits, server_bits, exchange, trellis = self.widths(workers.size)
+        # With a rotation that all workers share, one inverse rotation would suffice for the sum. Equal gradients would
+        # have equal errors then, of which n× more is left (with half of the energy in common 4% more at one bit,
+        # 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
+        codes = RotatedCodes(bits, trellis)
+        if exchange == ALLGATHER:
+            return AllgatherReduce(codes)
+        return ScatterReduceAllgather(codes, RotatedCodes(server_bits, trellis))
 
     def for_workers(self, workers: Workers) -> Scheme:
         """Return the scheme with the choices for this number of workers."""
@@ -199,34 +152,6 @@ class EDEN(Scheme):
     def widths(self, workers: int) -> Widths:
         """Return the bits and exchange for N workers."""
         if self.nmse is not None:
-            fitting = [widths for widths in self._possible() if widths.nmse() <= self.nmse]
-            ratio = _usual_ratio(workers)
-            return min(fitting, key=lambda widths: (widths.bits_sent(workers), widths.nmse(ratio)))
+            return fewest_bits(self.nmse, workers, possible(self.exchange, self.trellis))
         assert self.bits is not None
-        exchange, server_bits = self.exchange, self.server_bits
-        if exchange == AUTO:
-            exchange = ALLGATHER if workers <= MOST_GATHERED else ALLTOALL
-        if isinstance(server_bits, str):
-            server_bits = balanced(self.bits, workers, self.trellis)
-        return Widths(self.bits, server_bits, exchange, self.trellis)
-
-    def _possible(self) -> list[Widths]:
-        """Return the choices for a given nmse."""
-        every = range(1, MOST_BITS + 1)
-        gathered = [Widths(bits, bits, ALLGATHER, self.trellis) for bits in every]
-        scattered = [
-            Widths(bits, server_bits, ALLTOALL, self.trellis) for bits in every for server_bits in every
-        ]
-        return [widths for widths in gathered + scattered if self.exchange in (AUTO, widths.exchange)]
-
-
-def balanced(bits: int, workers: int, trellis: bool = False, share: float = 1.0) -> int:
-    """Return the reducer bits that add at most this share of nmse."""
-    left = share * _usual_ratio(workers) * eden_variance_factor(bits, trellis)
-    fitting = (more for more in range(bits, MOST_BITS) if eden_variance_factor(more, trellis) <= left)
-    return next(fitting, MOST_BITS)
-
-
-def _usual_ratio(workers: int) -> float:
-    """Return the assumed ratio of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
-    return 1 / (1 + (workers - 1) * IN_COMMON)
+        return usual(self.bits, self.server_bits, self.exchange, self.trellis, workers)

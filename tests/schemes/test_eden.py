@@ -28,13 +28,13 @@ from helpers import (
 from proofs import bounds
 
 from horovod_quant import simulator
-from horovod_quant.codecs.rotated_codes import eden_variance_factor
+from horovod_quant.codecs.rotated_codes import eden_error, eden_variance_factor
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.schemes import EDEN, Hierarchical
 from horovod_quant.schemes.base import Allgather, Alltoall, Workers
-from horovod_quant.schemes.eden import IN_COMMON, balanced, eden_error
+from horovod_quant.schemes.eden_widths import IN_COMMON, balanced
 
 COPIES = 400
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4])
