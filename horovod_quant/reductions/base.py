@@ -46,7 +46,7 @@ def whole_batch(gradients: Sequence[Gradient]) -> Batch:
         [gradient.start for gradient in gradients],
         [gradient.keys for gradient in gradients],
         [gradient.step for gradient in gradients],
-        [gradient.held for gradient in gradients],
+        [gradient.buffer for gradient in gradients],
         [gradient.state for gradient in gradients],
     )
 
@@ -67,7 +67,7 @@ def segments_batch(gradients: Sequence[Gradient], segments: Sequence[Segment], w
 
 def _part(gradient: Gradient, segment: Segment) -> tuple[Any, BinaryState | None]:
     """Return a segment's elements and state."""
-    values, state = gradient.held, gradient.state
+    values, state = gradient.buffer, gradient.state
     start, stop = segment.start, segment.stop
     if stop - start == values.shape[0]:
         return values, state

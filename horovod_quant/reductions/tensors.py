@@ -38,12 +38,12 @@ class Gradient:
     change it: see `replaced`.
 
     Attributes:
-        held: the elements as given, an array or a `BufferView`; kernels for many segments need no more.
+        buffer: the elements as given, an array or a `BufferView`; kernels for many segments need no more.
     """
 
     # Not a tuple: new objects for every gradient and step would start Python's garbage collector, which visits all
     # objects of a framework. The frontend for PyTorch reuses this one after a reduction.
-    __slots__ = ("_info", "held", "keys", "start", "state", "step")
+    __slots__ = ("_info", "buffer", "keys", "start", "state", "step")
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Gradient:
         state: BinaryState | None = None,
         start: int = 0,
     ) -> None:
-        self.held = values
+        self.buffer = values
         self._info: TensorInfo | None = None
         self.keys = keys
         self.step = step
@@ -66,11 +66,11 @@ class Gradient:
 
     @property
     def values(self) -> np.ndarray:
-        return as_array(self.held)
+        return as_array(self.buffer)
 
     @property
     def elements(self) -> int:
-        return self.held.shape[0]
+        return self.buffer.shape[0]
 
     @property
     def info(self) -> TensorInfo:

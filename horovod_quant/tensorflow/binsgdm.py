@@ -17,7 +17,7 @@ from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import HorovodCall
-from horovod_quant.tensorflow.member import HeldState, Member
+from horovod_quant.tensorflow.member import Member, StoredState
 
 
 class BinSGDMCompressor(Compressor):
@@ -67,7 +67,7 @@ class BinSGDMCompressor(Compressor):
         self._optimizer = weakref.ref(own)
         own.has_compressor = True
 
-    def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState:
+    def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> StoredState:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None or call.variable is None:
             raise ValueError(
@@ -75,7 +75,7 @@ class BinSGDMCompressor(Compressor):
                 "DistributedOptimizer(hvq.optim.BinSGDM(...), ...), or with a tape "
                 "BinSGDM(optimizer=...)"
             )
-        return optimizer.held_state(call.variable, call.variables, moves_by_averages(scheme))
+        return optimizer.stored_state(call.variable, call.variables, moves_by_averages(scheme))
 
     def _also_carried(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
         """Return 1 if this worker has a gradient.
@@ -84,7 +84,9 @@ class BinSGDMCompressor(Compressor):
         """
         return (optim.is_there(tensor),)
 
-    def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:
+    def _delivered(
+        self, state: StoredState | None, result: tf.Tensor, control_tensor: tf.Tensor
+    ) -> tf.Tensor:
         numbers = tf.reshape(control_tensor, [-1])
         # If no worker has a gradient, any bits would move the variable.
         result = tf.where(tf.not_equal(numbers[-1], 0), result, tf.zeros_like(result))

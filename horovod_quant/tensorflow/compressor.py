@@ -46,7 +46,7 @@ from horovod_quant.tensorflow.horovod_call import (
 )
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.measured import ErrorSampler
-from horovod_quant.tensorflow.member import HeldState, Member
+from horovod_quant.tensorflow.member import Member, StoredState
 from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.tensorflow.state import Ledger, owning_graph
@@ -73,7 +73,7 @@ class _Compressed(NamedTuple):
     group: Group
     position: int
     tensor: tf.Tensor
-    state: HeldState | None
+    state: StoredState | None
     compared: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
     """Function that measures the nmse, from the result and the control tensor."""
 
@@ -520,14 +520,16 @@ class Compressor(BaseCompressor):
         ledger.float32_bytes = ring_allreduce_bytes(4 * key[1], call.process_set.size())
         return ledger
 
-    def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState | None:
+    def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> StoredState | None:
         return None
 
     def _also_carried(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
         """Return scalars to append to the control tensor; `_delivered` gets their sums."""
         return ()
 
-    def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:
+    def _delivered(
+        self, state: StoredState | None, result: tf.Tensor, control_tensor: tf.Tensor
+    ) -> tf.Tensor:
         """Return the reduced gradient, and update its optimizer's state."""
         return result
 

@@ -11,7 +11,7 @@ from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Scheme
 
 
-class HeldState(NamedTuple):
+class StoredState(NamedTuple):
     """A variable's state for BinSGDM.
 
     It has float32 variables or parts of them, the decay, the number of the update, and the norm to which the gradient
@@ -41,7 +41,7 @@ class Member(NamedTuple):
     signs: Sequence[float]
     factor: Callable[[Sequence[float]], float]
     disagreement: str
-    state: HeldState | None = None
+    state: StoredState | None = None
     step: tf.Tensor | None = None
 
     @property

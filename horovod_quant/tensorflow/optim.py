@@ -24,7 +24,7 @@ from horovod_quant.kernels import notices
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.horovod_call import name_of, own_variable
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
-from horovod_quant.tensorflow.member import HeldState
+from horovod_quant.tensorflow.member import StoredState
 from horovod_quant.tensorflow.parts import StatePart
 from horovod_quant.tensorflow.state import outside_of_functions, outside_of_traces
 
@@ -81,7 +81,7 @@ class BinaryUpdate:
         """Create the state of the optimizer's variables, if there is none yet."""
         raise NotImplementedError
 
-    def held_state(self, variable: Any, variables: Sequence[Any], averages: bool = False) -> HeldState:
+    def stored_state(self, variable: Any, variables: Sequence[Any], averages: bool = False) -> StoredState:
         """Return the state that a reduction of the variable's gradient updates.
 
         From now on its updates come from reductions.
@@ -99,7 +99,7 @@ class BinaryUpdate:
         momentum, scale, index = self._state_of(variable)
         largest = self._largest_of(index) if averages else None
         self._exchanged[index] = largest
-        return HeldState(momentum, scale, self.beta, self._update_number(), self.clip_norm, largest)
+        return StoredState(momentum, scale, self.beta, self._update_number(), self.clip_norm, largest)
 
     def _update_number(self) -> tf.Tensor:
         """Return the number of the current update, int64."""
@@ -125,7 +125,7 @@ class BinaryUpdate:
             outside_of_traces(make)
         return self._largest[index]
 
-    def keep_part(self, state: HeldState, start: int, stop: int, process_set: Any) -> HeldState:
+    def keep_part(self, state: StoredState, start: int, stop: int, process_set: Any) -> StoredState:
         """Return the elements ``start .. stop - 1`` of a state.
 
         From its first update on, this worker stores these elements only.

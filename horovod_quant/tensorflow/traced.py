@@ -89,16 +89,16 @@ class TracedExchange:
 def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     number: Any = ledger.enter()
     step = number if member.step is None else member.step
-    held = member.state
+    stored = member.state
     chain: Any = kernels.RngKey(member.chain.seed, member.chain.name)
-    if held is None:
+    if stored is None:
         return Gradient(values, chain, step)
-    values = clipped(kernels, values, held.clip_norm)
+    values = clipped(kernels, values, stored.clip_norm)
     return Gradient(
         values,
         chain,
         step,
-        BinaryState(FlatVariable(held.momentum), FlatVariable(held.scale), held.beta),
+        BinaryState(FlatVariable(stored.momentum), FlatVariable(stored.scale), stored.beta),
     )
 
 

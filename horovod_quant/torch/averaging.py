@@ -78,7 +78,7 @@ class _SchemeGroup:
         lasts = isinstance(memory, HostMemory)
         for index, gradient in zip(self.indices, self.gradients):
             tensor = tensors[index]
-            gradient.held = values = memory.taken(tensor, None)
+            gradient.buffer = values = memory.taken(tensor, None)
             can_fill = memory.can_fill(tensor, values)
             lasts = lasts and can_fill
             self.destinations.append(Destination(tensor, values if can_fill else None))

@@ -80,12 +80,12 @@ class BinSGDMCompressor(Compressor):
         stop: int,
         process_set: Any,
     ) -> OpenState:
-        held = call.optimizer.held_state(call.parameter, start, stop, process_set)
-        if held.momentum.device == memory.device:
-            return view.of(held), ()
-        momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
-        copies = (held.momentum, momentum), (held.scale, scale)
-        return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
+        stored = call.optimizer.stored_state(call.parameter, start, stop, process_set)
+        if stored.momentum.device == memory.device:
+            return view.of(stored), ()
+        momentum, scale = stored.momentum.to(memory.device), stored.scale.to(memory.device)
+        copies = (stored.momentum, momentum), (stored.scale, scale)
+        return BinaryState(memory.flat(momentum), memory.flat(scale), stored.beta), copies
 
     def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
         """Return 1 if there is a gradient.
@@ -113,24 +113,24 @@ class _StateView:
         memory: the kernels' memory, which has the state.
     """
 
-    __slots__ = ("_addresses", "_held", "_memory", "_state")
+    __slots__ = ("_addresses", "_stored", "_memory", "_state")
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._held: optim.HeldState | None = None
+        self._stored: optim.StoredState | None = None
         self._addresses = (0, 0)
         self._state: Any = None
 
-    def of(self, held: optim.HeldState) -> BinaryState:
-        before, addresses = self._held, (held.momentum.data_ptr(), held.scale.data_ptr())
+    def of(self, stored: optim.StoredState) -> BinaryState:
+        before, addresses = self._stored, (stored.momentum.data_ptr(), stored.scale.data_ptr())
         if (
             before is None
-            or before.momentum is not held.momentum
-            or before.scale is not held.scale
-            or before.beta != held.beta
+            or before.momentum is not stored.momentum
+            or before.scale is not stored.scale
+            or before.beta != stored.beta
             or addresses != self._addresses
         ):
-            momentum, scale = (self._memory.taken(tensor, None) for tensor in (held.momentum, held.scale))
-            self._held, self._addresses = held, addresses
-            self._state = BinaryState(momentum, scale, held.beta)
+            momentum, scale = (self._memory.taken(tensor, None) for tensor in (stored.momentum, stored.scale))
+            self._stored, self._addresses = stored, addresses
+            self._state = BinaryState(momentum, scale, stored.beta)
         return self._state

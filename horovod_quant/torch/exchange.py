@@ -82,7 +82,7 @@ class PendingTensor:
     ) -> None:
         self.gradient = gradient
         self.name = gradient.keys.name
-        self.bytes = gradient.held.nbytes
+        self.bytes = gradient.buffer.nbytes
         self.version = 0
         self.taken: Any = None
         self.scheme = scheme
@@ -94,7 +94,7 @@ class PendingTensor:
 
     def fill(self, values: Any, step: int) -> None:
         """Set the values of the next step's gradient, after `empty`."""
-        self.gradient.held = values
+        self.gradient.buffer = values
         self.gradient.step = step
 
     def decode_into(self, destination: torch.Tensor, array: Any, version: int) -> None:
@@ -108,7 +108,7 @@ class PendingTensor:
             self.taken.release()
         else:
             self.taken = None
-        del self.gradient.held, self.destination, self.array
+        del self.gradient.buffer, self.destination, self.array
         self.gradient.state = self.group = None
         self.state_copies = ()
 

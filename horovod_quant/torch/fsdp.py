@@ -321,7 +321,7 @@ class _IntraMesh:
             taken = [part[index] for part in parts for index in group.indices]
             steps = [each.step for each in group.gradients] * workers.size
             for gradient, tensor, step in zip(gradients, taken, steps):
-                gradient.held, gradient.step = memory.taken(tensor, None), step
+                gradient.buffer, gradient.step = memory.taken(tensor, None), step
             memory.catch_up()
             exchange = reduction.run(gradients, workers, memory.kernels)
             decoded = averager.run(exchange, group.names, memory)

@@ -26,7 +26,7 @@ from horovod_quant.schemes.base import require_int
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 
 
-class HeldState(NamedTuple):
+class StoredState(NamedTuple):
     """A parameter's state for a reduction.
 
     It has float32 tensors to update in place, and their decay.
@@ -183,9 +183,9 @@ class BinSGDM(torch.optim.Optimizer):
         self.state[parameter]["step"] = step + 1
         return step
 
-    def held_state(
+    def stored_state(
         self, parameter: torch.Tensor, start: int, stop: int, process_set: Any = None
-    ) -> HeldState:
+    ) -> StoredState:
         """Return the state of a range of elements for a reduction.
 
         The reduction updates it. From then on this worker stores the state of these elements only.
@@ -212,7 +212,7 @@ class BinSGDM(torch.optim.Optimizer):
         if not is_kept:
             raise RuntimeError(SPREAD)
         beta = self.param_groups[self._group_index[id(parameter)]]["beta"]
-        return HeldState(state["momentum"], state["scale"], beta)
+        return StoredState(state["momentum"], state["scale"], beta)
 
     def clip_norm_of(self, parameter: torch.Tensor) -> float | None:
         """Return the ``clip_norm`` of the parameter's group."""
@@ -351,23 +351,23 @@ class BinSGDM(torch.optim.Optimizer):
             raise RuntimeError(SPREAD)
         memory = memories.choose("auto", parameter.device)
         kernels = memory.kernels
-        held = self.held_state(parameter, 0, parameter.numel())
-        momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
+        stored = self.stored_state(parameter, 0, parameter.numel())
+        momentum, scale = stored.momentum.to(memory.device), stored.scale.to(memory.device)
         values = as_array(memory.taken(gradient, None))
         memory.catch_up()
         key = self._chains[parameter].key("alone", step)
         with memory.working():
             values = clipped(kernels, values, self.clip_norm_of(parameter))
             words, nonfinite = kernels.binarize(
-                values, memory.flat(momentum), memory.flat(scale), held.beta, key
+                values, memory.flat(momentum), memory.flat(scale), stored.beta, key
             )
             bits = torch.empty(parameter.shape, dtype=torch.float32, device=memory.device)
             kernels.decode_signs(words, 1.0, memory.flat(bits))
         memory.hand_over(bits, nonfinite)
         bits.masked_fill_(scale.view_as(bits) == 0, 0.0)
-        if momentum is not held.momentum:
-            held.momentum.copy_(momentum)
-            held.scale.copy_(scale)
+        if momentum is not stored.momentum:
+            stored.momentum.copy_(momentum)
+            stored.scale.copy_(scale)
         bits = torch.where(torch.as_tensor(nonfinite, device=memory.device).any(), float("nan"), bits)
         return bits.to(parameter.device)
 

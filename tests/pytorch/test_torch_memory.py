@@ -19,7 +19,7 @@ from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState
 from horovod_quant.torch import binsgdm, memory
-from horovod_quant.torch.optim import HeldState
+from horovod_quant.torch.optim import StoredState
 
 CPU = torch.device("cpu")
 
@@ -169,7 +169,7 @@ def test_a_state_is_seen_where_it_is() -> None:
     def seen(
         momentum: torch.Tensor = momentum, scale: torch.Tensor = scale, beta: float = 0.5
     ) -> BinaryState:
-        return view.of(HeldState(momentum, scale, beta))
+        return view.of(StoredState(momentum, scale, beta))
 
     def numbers(state: BinaryState) -> tuple[list[float], list[float], float]:
         return as_array(state.momentum).tolist(), as_array(state.scale).tolist(), state.beta

@@ -128,7 +128,7 @@ def test_binsgdm_reports_a_broken_gradient_and_keeps_its_state(kind: Any) -> Non
 def test_binsgdm_moves_by_averages_whatever_their_unit(kind: Any, unit: float, eager: bool) -> None:
     averages = tf.constant([0.5, -0.25, 0.0, float("nan"), 0.125])
     weights, optimizer = tf.Variable(tf.zeros(5)), kind(0.5)
-    largest = optimizer.held_state(weights, [weights], averages=True).largest
+    largest = optimizer.stored_state(weights, [weights], averages=True).largest
     assert not [
         each.name for each in optimizer.variables() if "largest" in each.name
     ]  # no part of what is saved
@@ -144,7 +144,7 @@ def test_binsgdm_moves_by_averages_whatever_their_unit(kind: Any, unit: float, e
 @needs_keras_2
 def test_averages_of_zero_move_nothing() -> None:
     weights, optimizer = tf.Variable(tf.ones(3)), hvq.optim.BinSGDM(0.5)
-    optimizer.held_state(weights, [weights], averages=True)
+    optimizer.stored_state(weights, [weights], averages=True)
     optimizer.apply_gradients([(tf.zeros(3), weights)])
     assert weights.numpy().tolist() == [1.0, 1.0, 1.0]
     assert float(hvq.optim.largest_magnitude(tf.zeros([0]))) == 0.0
