@@ -42,7 +42,7 @@ def make_parser(program: str, hvd: Any) -> training.Parser:
 def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """Parse the arguments; return them and their parser.
 
-    `check_workers` validates what depends on the number of workers, which changes.
+    To be called after ``hvd.init()``. The number of workers may change later: see `check_workers`.
     """
     parser = make_parser(program, hvd)
     args = parser.parse_args()
@@ -50,6 +50,7 @@ def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, ar
     args.lr = rate_of(args.optimizer) if args.lr is None else args.lr
     if not 0 < args.lr < math.inf:
         parser.error(f"argument --lr: {args.lr}: use a positive number")
+    check_workers(parser, args, hvd)
     return parser, args
 
 

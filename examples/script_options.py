@@ -48,6 +48,6 @@ def check_workers(parser: argparse.ArgumentParser, methods: Iterable[str], hvd: 
         scheme = parse(name).scheme()
         try:
             if scheme is not None:
-                scheme.check_workers(hvd.size())
+                scheme.check_workers(max(2, hvd.size()))  # as the compressor does
         except ValueError as error:
             parser.error(f"argument --method: {name}: {error}")

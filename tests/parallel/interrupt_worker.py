@@ -19,8 +19,9 @@ import torch
 
 import horovod_quant.torch as hvq
 
-STEPS, LATEST = 40, 3e-3
-"""Seconds from the beginning of a pass to the exception, at most."""
+STEPS = 80
+LATEST = {"pass": 3e-3, "synchronize": 3e-4}
+"""Seconds to the exception, at most."""
 
 
 class Preempted(Exception):
@@ -83,10 +84,10 @@ def main() -> None:
         interrupted = step % 2 == 1
         try:
             if interrupted and where == "pass":
-                alarm.arm(choose.uniform(1e-4, LATEST))
+                alarm.arm(choose.uniform(1e-4, LATEST[where]))
             loss.backward()
             if interrupted and where == "synchronize":
-                alarm.arm(choose.uniform(1e-5, LATEST / 5))
+                alarm.arm(choose.uniform(1e-5, LATEST[where]))
             optimizer.synchronize()
         except Preempted:
             print("HIT", flush=True)

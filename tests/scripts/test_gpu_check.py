@@ -178,9 +178,7 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     assert done.returncode == 0, page
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["rehearsal"]
-    assert [(part["name"], part["state"]) for part in report["parts"]] == [
-        (name, "passed") for name in chosen
-    ]
+    assert {part["name"]: part["state"] for part in report["parts"]} == dict.fromkeys(chosen, "passed")
     tables = {part["name"]: part["table"] for part in report["parts"]}
     assert tables["bits"][0]["passed"] == tables["bits"][0]["all"] > 30
     assert {"bucket_maxima", "encode_rotated, 4 bits", "vote, n = 4"} <= {
