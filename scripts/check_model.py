@@ -33,7 +33,7 @@ from horovod_quant.analysis.calibration import Observation, calibrate, observe, 
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.models import MODELS
-from horovod_quant.analysis.network import MEASURED, MPI, Network, Software
+from horovod_quant.analysis.network import DDP, MPI, Network, Software
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
 from horovod_quant.frontends import methods
@@ -63,6 +63,7 @@ def _of_each_family() -> list[str]:
 
 
 METHODS = _of_each_family()
+CONTROLLERS = {"gloo": "Gloo", MPI: "MPI", DDP: "DDP"}
 UNSHAPED = "none"
 ROUNDS = {UNSHAPED: 9, "1gbit": 7, "100mbit": 3}
 
@@ -138,33 +139,63 @@ def bench(cell: Cell, folder: Path) -> None:
     command("rate", cell.rate)
     final, partial = folder / f"{cell.name}.json", folder / f"{cell.name}.partial.json"
     partial.unlink(missing_ok=True)
-    names = ",".join(f"host{number}:1" for number in range(1, cell.hosts + 1))
-    run = [
-        *LAB, "exec", "host1", "env", *ENVIRONMENT,
-        "horovodrun", f"--{cell.controller}", "-np", str(cell.hosts), "-H", names,
-        "horovod-quant", "bench", "--framework", "torch", "--model", MODEL, "--methods", *METHODS,
-        "--rounds", str(ROUNDS[cell.rate]), "--json", str(partial),
-    ]  # fmt: skip
     log = folder / f"{cell.name}.log"
     with open(log, "w") as output:
-        process = subprocess.Popen(
-            run, env={**os.environ, **LAB_NAME}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+        processes = [
+            subprocess.Popen(
+                [*LAB, "exec", host, *run],
+                env={**os.environ, **LAB_NAME}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            for host, run in launches(cell, partial)
+        ]  # fmt: skip
         try:
-            status = process.wait(CELL_SECONDS)
+            status = max(process.wait(CELL_SECONDS) for process in processes)
         except subprocess.TimeoutExpired:
             raise SystemExit(f"{cell.name} took longer than {CELL_SECONDS} s; see {log}") from None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
     if status or not partial.exists():
         raise SystemExit(f"{cell.name} failed ({status}); see {log}")
     if json.loads(partial.read_text())["interrupted"]:
         raise SystemExit(f"{cell.name} was interrupted; see {log}")
     check_rate(cell, partial, log)
     partial.rename(final)
+
+
+def launches(cell: Cell, file: Path) -> list[tuple[str, list[str]]]:
+    """Return the commands that start a cell's workers, each with its host."""
+    names = [f"host{number}" for number in range(1, cell.hosts + 1)]
+    benchmark = [
+        "horovod-quant", "bench", "--model", MODEL, "--methods", *methods_of(cell.controller),
+        "--rounds", str(ROUNDS[cell.rate]), "--json", str(file),
+    ]  # fmt: skip
+    if cell.controller != DDP:
+        hosts = ",".join(f"{name}:1" for name in names)
+        run = ["horovodrun", f"--{cell.controller}", "-np", str(cell.hosts), "-H", hosts]
+        return [("host1", ["env", *ENVIRONMENT, *run, *benchmark, "--framework", "torch"])]
+    run = [
+        "env",
+        "OMP_NUM_THREADS=1",
+        "torchrun",
+        "--nnodes",
+        str(cell.hosts),
+        "--master-addr",
+        "host1",
+        "--no-python",
+    ]
+    return [
+        (name, [*run, "--node-rank", str(rank), *benchmark, "--transport", DDP])
+        for rank, name in enumerate(names)
+    ]
+
+
+def methods_of(controller: str) -> list[str]:
+    """Return the methods to measure; DDP has none that belong to an optimizer."""
+    return [name for name in METHODS if controller != DDP or methods.parse(name).own_optimizer is None]
 
 
 def check_rate(cell: Cell, path: Path, log: Path) -> None:
@@ -272,7 +303,7 @@ def section(
     ]
     return "\n\n".join(
         [
-            f"{controller.capitalize() if controller != MPI else 'MPI'}: measured, predicted (difference). {summary}",
+            f"{CONTROLLERS[controller]}: measured, predicted (difference). {summary}",
             table(predicted, found),
             "The cells that calibrated it, and what the model gives for them:",
             table(calibrating, found),
@@ -319,7 +350,7 @@ def say(text: str) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compare the performance model with the lab.")
-    parser.add_argument("--controller", choices=MEASURED, default="gloo")
+    parser.add_argument("--controller", choices=CONTROLLERS, default="gloo")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "check-model", help="folder of the measurements"
     )
