@@ -354,6 +354,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "check-model", help="folder of the measurements"
     )
+    parser.add_argument(
+        "--rates",
+        nargs="+",
+        choices=ROUNDS,
+        default=list(ROUNDS),
+        help="rates of the links; one of them is none",
+    )
     parser.add_argument("--again", action="store_true", help="measure all cells again")
     parser.add_argument(
         "--tables-only",
@@ -368,7 +375,7 @@ def main() -> int:
     arguments = make_parser().parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
-    cells = [Cell(arguments.controller, hosts, rate) for rate in ROUNDS for hosts in HOSTS]
+    cells = [Cell(arguments.controller, hosts, rate) for rate in arguments.rates for hosts in HOSTS]
     if not arguments.tables_only:
         measure(cells, folder, arguments.again)
     speeds = kernel_speeds(folder, arguments.again)
