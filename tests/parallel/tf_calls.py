@@ -219,7 +219,7 @@ def fresh_names(make: Make) -> None:
     for remembered in (compressor._chains, compressor._ledgers, compressor._steps):
         assert len(remembered) <= 1 + 4
     whole = 2 * (hvd.size() - 1) / hvd.size() * 4
-    np.testing.assert_allclose(stats.total.float32_bytes, whole * (14 * 1100 + 12 * 5), rtol=1e-6)
+    np.testing.assert_allclose(stats.total.float32_bytes, whole * (14 * 1100 + 12 * 5), atol=1)  # whole bytes
 
 
 def dynamic_shapes(make: Make) -> None:
