@@ -105,7 +105,7 @@ LAUNCH_SECONDS = 1.05e-4
 They do not depend on the size (docs/gpu.md), and are from before many gradients shared a launch."""
 
 DDP_SOFTWARE = Software(overhead=3e-4, gradient=1e-5)
-"""Rounded results of `calibration.calibrate` under DDP on the lab's unshaped links."""
+"""Assumed, not measured, for DDP: no coordinator, and work per gradient in C++."""
 
 NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
 """Software without cost: the wire alone, and kernels as measured."""
