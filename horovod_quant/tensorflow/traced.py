@@ -27,7 +27,7 @@ from horovod_quant.tensorflow.collectives import (
     perform,
     worker_count,
 )
-from horovod_quant.tensorflow.member import Member
+from horovod_quant.tensorflow.member import Member, StoredState
 from horovod_quant.tensorflow.refusal import opaque_false, require
 from horovod_quant.tensorflow.segments import FlatVariable
 from horovod_quant.tensorflow.state import Ledger
@@ -94,12 +94,25 @@ def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     if stored is None:
         return Gradient(values, chain, step)
     values = clipped(kernels, values, stored.clip_norm)
+    if not stored.momentum.shape.num_elements():
+        values = _after_assigning(values, stored)
     return Gradient(
         values,
         chain,
         step,
         BinaryState(FlatVariable(stored.momentum), FlatVariable(stored.scale), stored.beta),
     )
+
+
+def _after_assigning(values: tf.Tensor, stored: StoredState) -> tf.Tensor:
+    """Return the values after assigning a state without elements, which no kernel reads.
+
+    TensorFlow numbers a graph's branches by their inputs, and Horovod's names have the numbers: workers that store
+    elements of a variable and those that store none need the same inputs.
+    """
+    assigned = [part.assign(part.read_value(), read_value=False) for part in (stored.momentum, stored.scale)]
+    with tf.control_dependencies([operation for operation in assigned if operation is not None]):
+        return tf.identity(values)
 
 
 def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any) -> tf.Tensor:
