@@ -29,7 +29,7 @@ from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.calibration import Observation, calibrate
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
-from horovod_quant.analysis.network import NCCL, default_software
+from horovod_quant.analysis.network import DDP, NCCL, default_software
 from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
 from horovod_quant.analysis.steps import Step
 from horovod_quant.cli import advise_plot
@@ -47,6 +47,7 @@ from horovod_quant.cli.advise_input import (
 from horovod_quant.cli.advise_report import Found, as_json, text
 from horovod_quant.cli.problem import Problem, check_file, write_file
 from horovod_quant.frontends import methods
+from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int, require_number
 
 MEASURING_SECONDS = 1.5
@@ -76,6 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
     observations, warnings = read_calibrations(arguments, network)
     if observations:
         network = replace(network, controller=observations[0].network.controller)
+    if network.controller == DDP:
+        if arguments.group_bytes != GROUP_BYTES:
+            raise Problem(
+                "--group-bytes: it has no effect under DDP, whose buckets are the groups; leave it out"
+            )
+        if not observations:
+            warnings.append(
+                "modelled: DDP's overhead is assumed, not measured; --calibrate with bench --transport ddp."
+            )
     chosen = read_choices(arguments, network, shapes)
     if network.controller == NCCL:
         warnings.append("modelled: exchanges between several GPUs have not been measured with this package.")

@@ -92,6 +92,7 @@ def test_a_file_of_ddp_is_read_without_what_is_not_modelled(tmp_path: Path) -> N
         ({"version": 3}, "version 3; this program reads versions 1 and 2"),
         ({"framework": "tensorflow"}, "measured with tensorflow"),
         ({"controller": "nccl"}, "'nccl' is not one of gloo, mpi"),
+        ({"controller": "ddp"}, "'ddp' is not one of gloo, mpi"),
         ({"hosts": 3}, "3 hosts of 2 are not 4 workers"),
         ({"workers": 1, "hosts": 1, "workers_per_host": 1}, "one worker exchanges nothing"),
         ({"results": []}, "contains no measurement"),

@@ -218,6 +218,9 @@ def test_ddp_instead_of_horovod(tmp_path: Path, capsys: pytest.CaptureFixture) -
         "it belongs to the optimizer hvq.optim.BinSGDM, which works with Horovod alone"
     )
     assert refused["eden-3 hierarchical"] is None
+    assert [line.partition(";")[0] for line in found["warnings"]] == [
+        "modelled: DDP's overhead is assumed, not measured"
+    ]
     assert "DDP's overhead beyond the wire is assumed (--calibrate" in " ".join(found["assumptions"])
     seconds = {"none": 0.2, "bf16": 0.1, "powersgd-2": 0.01, "eden-3": 0.02}
     own = [{"method": name, "wall_seconds": [each]} for name, each in seconds.items()]
@@ -261,6 +264,7 @@ def test_the_nmse_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
             ["--calibrate", "bench.json", "--controller", "nccl"],
             "--calibrate: benchmarks run over Gloo or MPI",
         ),
+        (["--controller", "ddp", "--group-bytes", "1000"], "--group-bytes: it has no effect under DDP"),
         (["--hierarchical"], "--hierarchical: it only affects --methods"),
         (["--latency", "5 parsec"], "--latency: '5 parsec' is not a time"),
         (["--step", "soon"], "--step: 'soon' is not a time"),
