@@ -259,7 +259,8 @@ def codes_of_what_is_not_finite(draw: Draw) -> Script:
     bucket[: 2 * len(NOT_FINITE) + len(SPECIAL)] = np.concatenate([NOT_FINITE, -NOT_FINITE, SPECIAL])
     x, norms = as_type(np.tile(bucket, 3), draw.turn(*DTYPES)), np.array([0, 1, np.inf], np.float32)
     words = yield "encode_exponential", x, norms, 32, 4, KEY
-    assert len(set(np.sign(reference.digits_of_codes(reference.unpack_codes(words, 4, 96), 4))[64:70])) > 1
+    digits = reference.digits_of_codes(reference.unpack_codes(words, 4, 96), 4)
+    assert digits[69] < 0 or x.dtype == BFLOAT16, "the code of -NaN; a conversion to bfloat16 drops its sign"
     yield "encode_uniform_codes", x, norms, 32, 4, KEY
     yield "encode_uniform_sum", x, norms, 32, 7, 4, KEY
 
