@@ -103,8 +103,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     if inner.built:
         averaging.check_variables(inner._trainable_variables)
         _require_no_float8(inner._trainable_variables)
-    kind: Any = type(inner)
-    inner.__class__ = _distributed(kind)
+    inner.__class__ = _distributed(_plain(type(inner)))
     vars(inner)[_SETTINGS] = averaging
     if loss_scale is not None:
         agree_on_overflows(loss_scale)
@@ -153,6 +152,11 @@ class _Distributed:
         return settings
 
 
+def _plain(kind: Any) -> Any:
+    """Return the class from which `_distributed` made ``kind``, or ``kind``."""
+    return kind.__bases__[1] if issubclass(kind, _Distributed) else kind
+
+
 @functools.cache
 def _distributed(kind: type) -> type:
     # Keras saves its classes by their public module.
@@ -186,17 +190,16 @@ def _require_usable(optimizer: Any) -> None:
         raise TypeError(
             f"optimizer={optimizer!r}: use an instance of keras.optimizers.Optimizer, such as keras.optimizers.SGD(0.1)"
         )
-    if isinstance(optimizer, _Distributed):
+    if _SETTINGS in vars(optimizer):  # unlike one that from_config() has made of its class
         raise ValueError(f"optimizer={name}: it is distributed already; use hvq.DistributedOptimizer once")
     if hasattr(optimizer, "_allreduce_grads"):
         raise ValueError(
             f"optimizer={name}: it comes from Horovod's DistributedOptimizer, which does not average under Keras 3; "
             f"give the plain optimizer to hvq.DistributedOptimizer"
         )
+    kind = _plain(type(optimizer))
     overridden = [
-        method
-        for method in _USED
-        if getattr(type(optimizer), method) is not getattr(keras.optimizers.Optimizer, method)
+        method for method in _USED if getattr(kind, method) is not getattr(keras.optimizers.Optimizer, method)
     ]
     if overridden:
         raise ValueError(

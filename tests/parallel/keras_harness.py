@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -85,3 +86,13 @@ def union_of(steps: int) -> tuple[np.ndarray, np.ndarray]:
     ]
     x, y = (each.reshape(-1, each.shape[2]) for each in joined)
     return x, y
+
+
+def elastic_state_of(model: Any, **values: Any) -> Any:
+    """Horovod's state of a compiled model, as docs/keras.md makes it."""
+    model.optimizer.build(model.trainable_variables)
+    return hvd.elastic.TensorFlowKerasState(
+        SimpleNamespace(built=True, variables=[each.value for each in model.weights]),
+        SimpleNamespace(variables=lambda: [each.value for each in model.optimizer.variables]),
+        **values,
+    )

@@ -566,8 +566,24 @@ KERAS = Table(
                 "workers_disagree",
             ],
         ),
+        Part(
+            [],
+            [
+                "accumulated_gradients_of_shared_and_local_variables",
+                "an_infinite_gradient_ends_with_its_accumulation",
+                "local_layers_keep_their_gradients",
+                "workers_outside_a_process_set_are_alone",
+                "optimizers_made_from_a_configuration",
+                "loaded_models_have_distributed_optimizers",
+                "a_fit_without_epochs_broadcasts_what_one_rank_has_loaded",
+                "a_warm_up_and_schedules_over_twenty_epochs",
+                "frozen_layers_are_broadcast_and_local_ones_are_not",
+                "elastic_states_are_synchronized_restored_and_committed",
+            ],
+        ),
     ],
     core=["fit", "accumulation", "an_overflow_on_one_rank", "plain_averages_equal_one_process"],
+    also=["keras_upstream_scenarios"],
     sampled=["global-qsgd-in-tensorflow", "eden-in-tensorflow"],
 )
 """Under Keras 3: scripts/test --latest."""

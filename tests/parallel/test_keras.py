@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_job import assert_nothing_lost
 from helpers import has_keras_3
-from launching import ROOT, SCENARIOS_LIMIT, Outcome, assert_passed, environment
+from launching import ROOT, SCENARIOS_LIMIT, Outcome, assert_passed, elastic, environment
 from plan import parametrize, with_keras_3
+
+ELASTIC_LIMIT = 700
 
 pytestmark = [
     pytest.mark.parallel,
@@ -25,6 +29,12 @@ def pytest_generate_tests(metafunc: Any) -> None:
 @pytest.mark.timeout(SCENARIOS_LIMIT + 60)
 def test_on_every_worker(scenario: str, outcome: Outcome) -> None:
     assert_passed(scenario, outcome)
+
+
+@pytest.mark.timeout(ELASTIC_LIMIT + 60)
+def test_workers_come_are_killed_and_go(tmp_path: Path) -> None:
+    """`model.fit` goes on, with averages over the workers that are there, and the optimizer's state."""
+    assert_nothing_lost(*elastic("keras_elastic_worker.py", tmp_path, ELASTIC_LIMIT))
 
 
 def test_another_backend_is_refused() -> None:
