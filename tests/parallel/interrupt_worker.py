@@ -2,8 +2,9 @@
 
     horovodrun -np 2 python interrupt_worker.py pass|synchronize
 
-Prints HIT for each exception, and WENT ON when every later step was right. As with Horovod alone, a script that was
-interrupted in a backward pass calls ``synchronize()``, which is exact for the gradients there are.
+Prints HIT for each exception, and WENT ON when every later step was right and parameters were always equal on all
+workers. As with Horovod alone, a script that was interrupted in a backward pass calls ``synchronize()``, which is exact
+for the gradients there are.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def main() -> None:
     alarm = Alarm()
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = model(torch.ones(8, 128) * (step + 1)).pow(2).mean()
+        loss = model(torch.ones(8, 128) * (step % 8 + 1)).pow(2).mean()
         exact = torch.autograd.grad(
             loss, list(model.parameters()), retain_graph=True
         )  # the same on all workers
@@ -99,6 +100,9 @@ def main() -> None:
                 assert torch.linalg.norm(parameter.grad - own) < 0.3 * torch.linalg.norm(own), f"step {step}"
         with optimizer.skip_synchronize():
             optimizer.step()
+        sums = torch.tensor([[float(parameter.detach().sum()) for parameter in model.parameters()]])
+        everyone = hvd.allgather(sums, name="sums")
+        assert torch.equal(everyone[0], everyone[-1]), f"step {step}: the workers' parameters differ"
     hvd.barrier()
     print("WENT ON", flush=True)
 
