@@ -103,7 +103,7 @@ class EDEN(Scheme):
         if self.server_bits != AUTO:
             use_int(self, "server_bits", 1, MOST_BITS)
         if self.nmse is not None:
-            self._check_nmse(self.nmse)
+            require_nmse(self.nmse, self.bits, self.server_bits, self.exchange, self.trellis)
             return
         if self.bits is None:
             object.__setattr__(self, "bits", DEFAULT_BITS)
@@ -115,14 +115,6 @@ class EDEN(Scheme):
             state = {**state, "nmse": state["error"]}
             del state["error"]
         vars(self).update(state)
-
-    def _check_nmse(self, nmse: Any) -> None:
-        for name, default in (("bits", None), ("server_bits", AUTO)):
-            if getattr(self, name) != default:
-                raise ValueError(
-                    f"nmse={nmse!r} chooses the bits; leave out either {name}={getattr(self, name)!r} or nmse"
-                )
-        require_nmse(nmse, self.exchange, self.trellis)
 
     @property
     def extra_compute(self) -> bool:

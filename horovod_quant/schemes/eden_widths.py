@@ -63,8 +63,13 @@ def possible(exchange: ExchangeKind, trellis: bool) -> list[Widths]:
     return [widths for widths in gathered + scattered if exchange in (AUTO, widths.exchange)]
 
 
-def require_nmse(nmse: Any, exchange: ExchangeKind, trellis: bool) -> None:
-    """Raise ValueError unless some widths have at most this nmse."""
+def require_nmse(
+    nmse: Any, bits: int | None, server_bits: int | str, exchange: ExchangeKind, trellis: bool
+) -> None:
+    """Raise ValueError unless some widths have at most this nmse, and none are given beside it."""
+    for name, value, default in (("bits", bits, None), ("server_bits", server_bits, AUTO)):
+        if value != default:
+            raise ValueError(f"nmse={nmse!r} chooses the bits; leave out either {name}={value!r} or nmse")
     if isinstance(nmse, bool) or not isinstance(nmse, (int, float)) or not 0 < nmse < math.inf:
         raise ValueError(f"nmse={nmse!r}: use a positive number, for example 0.1")
     least = min(widths.nmse() for widths in possible(exchange, trellis))
