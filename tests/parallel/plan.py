@@ -96,10 +96,8 @@ def flat(tier: str) -> Plan:
             chosen = {name for covering in coverings for name in covering.get(launch, ())}
             if tier != "default":
                 chosen.update(names(module, "extra" if tier == "thorough" else breadth))
-            if module == "tf_scenarios" and has_keras_3():
-                chosen = set(without_keras_2(sorted(chosen)))
-            if chosen:
-                plan[Run(module, *launch)] = [name for name in every if name in chosen]
+            if found := [name for name in _that_can_run(module, every) if name in chosen]:
+                plan[Run(module, *launch)] = found
     return plan
 
 
@@ -199,5 +197,9 @@ def _by_breadths(breadths: Mapping[Run, str], tier: str, default: Sequence[Run])
 
 def _names(module: str, breadth: str) -> Sequence[str]:
     if breadth != "once":
-        return names(module, breadth)
-    return each_feature_once(names(module, "full"), last=TABLES[module].sampled)
+        return _that_can_run(module, names(module, breadth))
+    return each_feature_once(_that_can_run(module, names(module, "full")), last=TABLES[module].sampled)
+
+
+def _that_can_run(module: str, found: Sequence[str]) -> Sequence[str]:
+    return without_keras_2(found) if module.startswith("tf_") and has_keras_3() else found
