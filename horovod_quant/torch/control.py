@@ -130,10 +130,6 @@ class ActiveRankQuery(Job):
         self.ranks: Sequence[int] = ()
         self.same_order = True
 
-    @property
-    def has_result(self) -> bool:
-        return self.ended
-
     def poll(self) -> bool:
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
@@ -152,6 +148,7 @@ class ActiveRankQuery(Job):
             self._handle = mpi_ops.allreduce_async_(
                 question.asked(), name=self.name, op=mpi_ops.Sum, process_set=self.process_set
             )
+            self.urgent = False  # what is left is to read the result
             return False
         total = mpi_ops.synchronize(self._handle).numpy()
         self.ranks = np.flatnonzero(total[: question.size]).tolist()

@@ -221,7 +221,6 @@ class Group(Job):
 
     @property
     def has_result(self) -> bool:
-        """True if a result or an error is available."""
         return self._decoded is not None or self.ended
 
     # ---- what the progress thread calls ----------------------------------------------------------------------

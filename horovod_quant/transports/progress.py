@@ -23,6 +23,7 @@ LONG = 10.0
 
 # Polling takes time from computation on the same cores, so pauses between polls grow with the time waited.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 2e-4, 1e-3, 1 / 16
+_PAUSE_WITHOUT_URGENT_JOBS = 2e-2
 
 _EXIT_PATIENCE = 5.0
 """Seconds that the program waits for the thread at exit."""
@@ -51,6 +52,11 @@ class Job:
         self.previous: Job | None = None
         self.bells: list[SimpleQueue[None]] = []
 
+    @property
+    def has_result(self) -> bool:
+        """True if a result or an error is available, for which callers wait."""
+        return self.ended
+
     def poll(self) -> bool:
         """True if `advance` can do something now."""
         raise NotImplementedError
@@ -76,7 +82,7 @@ class Job:
         return None
 
     def ring(self) -> None:
-        """Wake the waiting threads after progress."""
+        """Wake the waiting threads."""
         for bell in self.bells:
             bell.put(None)
 
@@ -160,7 +166,7 @@ class Progress:
         """Sleep until jobs have made a condition true.
 
         Args:
-            jobs: the jobs whose progress can make it true.
+            jobs: the jobs whose results or ends can make it true.
             is_over: returns the condition.
             patience: seconds without progress of any job after which to give up; None: never.
 
@@ -170,6 +176,8 @@ class Progress:
         bell = _bells.bell
         for job in jobs:
             job.bells.append(bell)
+            if not job.urgent:
+                self._inbox.put(job)  # the thread may be in a long pause
         while not is_over():
             before = self.advanced
             try:
@@ -192,7 +200,7 @@ class Progress:
         pauses, logged = Pauses(), False
         while True:
             try:
-                job = inbox.get(timeout=pauses.seconds) if jobs else inbox.get()
+                job = inbox.get(timeout=self._pause(jobs, pauses)) if jobs else inbox.get()
                 while True:
                     if job is None:
                         return
@@ -210,6 +218,11 @@ class Progress:
                     break
             if jobs and not logged and pauses.waited > self.long:
                 logged = _log_stall(jobs, pauses.waited)
+
+    @staticmethod
+    def _pause(jobs: Sequence[Job], pauses: Pauses) -> float:
+        is_awaited = any(job.urgent or job.bells for job in jobs)
+        return pauses.seconds if is_awaited else _PAUSE_WITHOUT_URGENT_JOBS
 
     def _advance_one(self, jobs: list[Job]) -> bool:
         """Advance the oldest job that is ready, urgent ones first.
@@ -233,7 +246,8 @@ class Progress:
         self.advanced += 1
         if job.ended:
             jobs.remove(job)
-        job.ring()
+        if job.has_result:  # no earlier: a thread that wakes for nothing takes a core from others
+            job.ring()
         return True
 
 
