@@ -139,9 +139,8 @@ def vote_and_signs(draw: Draw) -> Script:
     yield "vote", words, draw.key(), draw.pick(0, FAR)
     found = yield "vote", words, KEY, 5 * TILE, Out(tile_count * ROW, np.int32)
     count = max(0, tile_count * TILE - draw.pick(0, 1, 33, 1000))
-    tiny = draw.pick(
-        0.0, 1e-41, 3e-45
-    )  # one of them: within one graph XLA takes such constants for each other
+    # One of them: within one graph XLA takes such constants for each other.
+    tiny = draw.pick(0.0, 1e-41, 3e-45)
     for magnitude in (1.0, -0.3, tiny, 1e38, tiny, 65519.999):
         yield "decode_signs", found, magnitude, draw.out(count)
 
