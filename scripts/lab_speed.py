@@ -22,6 +22,9 @@ FAST, SLOW, UNLIMITED = "1gbit", "100mbit", "none"
 MARKS = {FAST: "table", SLOW: "slow"}
 """Marks of the tables in the page, by rate."""
 
+AS_FAST = 0.97
+"""Speed-up from which two methods count as equally fast."""
+
 SLOWEST_UNSHAPED = 1.1
 """Largest allowed ratio of a method's time to none, without a limit."""
 
@@ -83,6 +86,7 @@ class Results:
     Attributes:
         runs: by controller and rate.
         ddp: by rate, of PyTorch's DistributedDataParallel.
+        backward, backward_ddp: of Horovod and DDP beside a backward pass.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,6 +96,9 @@ class Results:
             for rate in (FAST, SLOW, UNLIMITED)
         }
         self.ddp = {rate: Run(folder / f"ddp-{rate}.json") for rate in (FAST, SLOW)}
+        self.backward, self.backward_ddp = (
+            Run(folder / f"{name}-{FAST}.json") for name in ("backward", "backward-ddp")
+        )
 
 
 def table(results: Results, rate: str, also: str | None = None) -> str:
@@ -117,6 +124,16 @@ def table(results: Results, rate: str, also: str | None = None) -> str:
     return "\n".join(lines)
 
 
+def both_table(results: Results) -> str:
+    """Return a table of methods under Horovod and DDP."""
+    lines = ["| method | Horovod, ms | DDP, ms |", "| --- | ---: | ---: |"]
+    for hook in results.backward_ddp.methods:
+        method = hook[len("ddp-") :] or NONE
+        horovods = milliseconds(results.backward, method) if method in results.backward.walls else ""
+        lines.append(f"| {method} | {horovods} | {milliseconds(results.backward_ddp, hook)} |")
+    return "\n".join(lines)
+
+
 def milliseconds(run: Run, method: str) -> str:
     return f"{1e3 * run.seconds(method):,.0f}"
 
@@ -132,6 +149,16 @@ def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
                 seconds = (run if rival in run.walls else results.ddp[aim.rate]).seconds(rival)
                 ahead = seconds / run.seconds(aim.method)
                 yield ahead > 1, f"{which}: speed-up {ahead:.2f} over {rival}"
+    for method in results.backward.methods:
+        if method not in (NONE, "fp16"):
+            seconds = results.backward_ddp.seconds(f"ddp-{method}")
+            rivals = {method: results.backward.seconds(method)}
+            rivals["ddp-powersgd-1"] = results.backward_ddp.seconds("ddp-powersgd-1")
+            for rival, other in rivals.items():
+                yield (
+                    other >= AS_FAST * seconds,
+                    f"{method} under DDP: speed-up {other / seconds:.2f} over {rival}",
+                )
     for controller, name in CONTROLLERS.items():
         run = results.runs[controller, UNLIMITED]
         for method in run.methods:
@@ -148,7 +175,7 @@ def write(page: str, results: Results) -> str:
     for rate, mark in MARKS.items():
         text = table(results, rate, UNLIMITED if rate == FAST else None)
         page = insert(page, mark, "lab-speed", text)
-    return page
+    return insert(page, "both", "lab-speed", both_table(results))
 
 
 def main(folder: Path, page: Path) -> int:
