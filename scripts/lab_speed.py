@@ -152,13 +152,9 @@ def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
     for method in results.backward.methods:
         if method not in (NONE, "fp16"):
             seconds = results.backward_ddp.seconds(f"ddp-{method}")
-            rivals = {method: results.backward.seconds(method)}
-            rivals["ddp-powersgd-1"] = results.backward_ddp.seconds("ddp-powersgd-1")
-            for rival, other in rivals.items():
-                yield (
-                    other >= AS_FAST * seconds,
-                    f"{method} under DDP: speed-up {other / seconds:.2f} over {rival}",
-                )
+            for rival, run in ((method, results.backward), ("ddp-powersgd-1", results.backward_ddp)):
+                ahead = run.seconds(rival) / seconds
+                yield ahead >= AS_FAST, f"{method} under DDP: speed-up {ahead:.2f} over {rival}"
     for controller, name in CONTROLLERS.items():
         run = results.runs[controller, UNLIMITED]
         for method in run.methods:

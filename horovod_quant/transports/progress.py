@@ -23,7 +23,7 @@ LONG = 10.0
 
 # Polling takes time from computation on the same cores, so pauses between polls grow with the time waited.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 2e-4, 1e-3, 1 / 16
-_PAUSE_WITHOUT_URGENT_JOBS = 2e-2
+_PAUSE_WITHOUT_URGENT_JOBS = 2e-2  # no thread waits; one that begins to wait ends the pause
 
 _EXIT_PATIENCE = 5.0
 """Seconds that the program waits for the thread at exit."""
