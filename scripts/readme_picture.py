@@ -1,7 +1,8 @@
 """Draw README.md's picture: training speed between four hosts, and final loss.
 
-Both come from docs/results/transformer.json, which `scripts/reproduce transformer` measured; the losses of BinSGDM with
-its default beta from binsgdm-tuning.json, those of EDEN from eden.json.
+Losses come from docs/results/transformer.json, measured by `scripts/reproduce transformer`, those of BinSGDM with its
+default beta from binsgdm-tuning.json, those of EDEN from eden.json; speeds from machines.json, each on the kind of
+machine where it is least.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-from reproduction import binsgdm_tuning, common, eden, transformer
+from reproduction import binsgdm_tuning, common, machines, transformer
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-FIGURES, TUNED, EDENS = (RESULTS / f"{claim}.json" for claim in ("transformer", "binsgdm-tuning", "eden"))
+CLAIMS = ("transformer", "binsgdm-tuning", "machines", "eden")
+FIGURES, TUNED, SPEEDS, EDENS = (RESULTS / f"{claim}.json" for claim in CLAIMS)
 PICTURE = RESULTS / "overview.png"
 LINKS = {"1gbit": 1.0, "100mbit": 0.45}
 """Opacity of the bars for each rate."""
@@ -26,76 +28,73 @@ class Row(NamedTuple):
     Attributes:
         label: for readers, as README.md writes it.
         key: of the training in `FIGURES`, `TUNED` or `EDENS`.
+        measured: of `machines.METHODS`.
         steps: number of steps relative to float32.
     """
 
     label: str
     key: str
+    measured: str
     steps: int = 1
-
-    @property
-    def method(self) -> str:
-        trainings = (*binsgdm_tuning.TRAININGS, *eden.TRAININGS, *transformer.TRAININGS)
-        every = {each.key: each for each in trainings}
-        return every[self.key].method
 
 
 ROWS = (
-    Row("GlobalQSGD()", "global-qsgd-8"),
-    Row("QSGD()", "qsgdinf-4/256"),
-    Row("NUQSGD()", "nuqsgd-4"),
-    Row("EDEN(server_bits=3)", "eden-3"),
-    Row("BinSGDM(), twice the steps", binsgdm_tuning.OURS_MORE, transformer.FACTOR),
-    Row("BinSGDM(), equal steps", binsgdm_tuning.OURS),
+    Row("GlobalQSGD()", "global-qsgd-8", "global-qsgd-8"),
+    Row("QSGD()", "qsgdinf-4/256", "qsgd-4"),
+    Row("NUQSGD()", "nuqsgd-4", "nuqsgd-4"),
+    Row("EDEN()", "eden-3/4", "eden-3"),
+    Row("EDEN(server_bits=3)", "eden-3", "eden-3-server3"),
+    Row("BinSGDM(), twice the steps", binsgdm_tuning.OURS_MORE, "binsgdm", transformer.FACTOR),
+    Row("BinSGDM(), equal steps", binsgdm_tuning.OURS, "binsgdm"),
 )
 
 
-def both(figures: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
-    """Return `FIGURES` with the trainings of `TUNED` as well.
+def together(figures: dict[str, Any], tuned: dict[str, Any], speeds: dict[str, Any]) -> dict[str, Any]:
+    """Return `FIGURES` with the trainings of `TUNED`, and with `SPEEDS`.
 
     Both have the same float32 training.
     """
-    return {**figures, "trainings": {**tuned["trainings"], **figures["trainings"]}}
+    return {**figures, **speeds, "trainings": {**tuned["trainings"], **figures["trainings"]}}
 
 
 def speed_up(figures: dict[str, Any], row: Row, rate: str) -> float:
-    """Return the speed-up of the whole training over float32.
+    """Return the speed-up of the whole training over float32, where it is least.
 
     With the number of steps of this row.
     """
-    return transformer.steps.speed_up(figures["speeds"][rate], row.method) / row.steps
+    return machines.least(figures, machines.LARGE, rate, row.measured) / row.steps
 
 
 def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
     """Draw the picture.
 
     Args:
-        figures: from `both`.
+        figures: from `together`.
         edens: `EDENS`, with separate float32 trainings.
         path: of the PNG file.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
     height = 0.38
     for position, row in enumerate(ROWS):
-        color = common.COLORS[common.kind(row.method)]
+        color = next(own for name, own in common.COLORS.items() if row.measured.startswith(name))
         for offset, (rate, opacity) in zip((-height / 2, height / 2), LINKS.items()):
             gain = speed_up(figures, row, rate)
             bar = left.barh(position + offset, gain, height, color=color, alpha=opacity)
             left.bar_label(
                 bar, [f"{gain:.1f}x at {transformer.rate_title(rate)}"], padding=3, fontsize="small"
             )
-        measured = figures if row.key in figures["trainings"] else edens
+        own = figures if row.key in figures["trainings"] else edens
         losses, baseline = (
-            measured["trainings"][key]["validation_losses"] for key in (row.key, transformer.TRAININGS[0].key)
+            own["trainings"][key]["validation_losses"] for key in (row.key, transformer.TRAININGS[0].key)
         )
         ratios = [100 * (a / b - 1) for a, b in zip(losses, baseline)]
-        mean = 100 * (transformer.loss_ratio(measured, row.key) - 1)
+        mean = 100 * (transformer.loss_ratio(own, row.key) - 1)
         right.plot(ratios, [position] * len(ratios), "o", color=color, alpha=0.35, markersize=4)
         right.plot(mean, position, "|", color=color, markersize=18, markeredgewidth=2)
         beside = max(*ratios, 100 * (transformer.LIMIT - 1)) + 0.3
         right.text(beside, position, f"{mean:+.1f}%", va="center", fontsize="small")
     left.axvline(1, color="black", linewidth=1)
-    left.set(title="Training speed, 4 hosts", xlabel="speed-up over float32", xlim=(0, 15))
+    left.set(title="Training speed, 4 hosts", xlabel="speed-up over float32", xlim=(0, 11))
     left.set_yticks(range(len(ROWS)), [row.label for row in ROWS])
     left.invert_yaxis()
     right.axvline(0, color="black", linewidth=1)
@@ -107,13 +106,13 @@ def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
 
 
 def main() -> int:
-    results = {path: common.load(path) for path in (FIGURES, TUNED, EDENS)}
+    results = {path: common.load(path) for path in (FIGURES, TUNED, SPEEDS, EDENS)}
     for path, result in results.items():
         if result is None:
             print(f"readme-picture: there is no {path}: run scripts/reproduce {path.stem}", file=sys.stderr)
             return 1
-    figures, tuned, edens = (result["figures"] for result in results.values() if result)
-    draw(both(figures, tuned), edens, PICTURE)
+    figures, tuned, speeds, edens = (result["figures"] for result in results.values() if result)
+    draw(together(figures, tuned, speeds), edens, PICTURE)
     print(f"readme-picture: {PICTURE}")
     return 0
 

@@ -263,6 +263,7 @@ COMMANDS: dict[str, Entry] = {
     "scripts/reproduce transformer": TRAINS,
     "scripts/reproduce eden": TRAINS,
     "scripts/reproduce seconds": TRAINS,
+    "scripts/reproduce machines": TRAINS,
     "scripts/reproduce rivals": TRAINS,
     "scripts/reproduce nuqsgd-training": TRAINS,
     "scripts/reproduce binsgdm-tuning": TRAINS,

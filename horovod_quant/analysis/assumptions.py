@@ -25,9 +25,6 @@ def assumptions(
     """Return the assumptions, one sentence each; from `MANY` workers on there are more."""
     network = setting.network
     cores = f"{network.cores_per_worker:g} core{'' if network.cores_per_worker == 1 else 's'}"
-    default = (
-        f"{'assumed' if network.controller == DDP else 'as measured in the lab'} (--calibrate uses yours)"
-    )
     found = [
         "The steps to the same loss grow by the nmse, as with a batch that much smaller: the most that theory expects. "
         "The nmse is that of gradients like white noise; heavier tails may have a larger one.",
@@ -36,7 +33,7 @@ def assumptions(
         f"Each worker has {cores} (--cores-per-worker); its backward pass "
         f"{'leaves them free' if step.accelerator else 'uses them as well'}.",
         f"{'DDP' if network.controller == DDP else 'Horovod'}'s overhead beyond the wire is "
-        f"{'fitted to the benchmark files' if calibrated else default}.",
+        f"{'fitted to the benchmark files' if calibrated else 'as measured in the lab (--calibrate uses yours)'}.",
         "All links have the same speed, nothing else uses them, no switch is congested, and no worker is late.",
     ]
     if not step.backward:

@@ -104,8 +104,16 @@ LAUNCH_SECONDS = 1.05e-4
 
 They do not depend on the size (docs/gpu.md), and are from before many gradients shared a launch."""
 
-DDP_SOFTWARE = Software(overhead=3e-4, gradient=1e-5)
-"""Assumed, not measured, for DDP: no coordinator, and work per gradient in C++."""
+DDP_SOFTWARE = Software(
+    overhead=5e-4,
+    gradient=2.5e-4,
+    copy=1.3e-10,
+    stream=5.3e-10,
+    half_sum=2.3e-9,
+    kernels=0.8,
+    contention=1.6,
+)
+"""DDP over Gloo, from the same lab: it has no coordinator."""
 
 NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
 """Software without cost: the wire alone, and kernels as measured."""

@@ -82,10 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise Problem(
                 "--group-bytes: it has no effect under DDP, whose buckets are the groups; leave it out"
             )
-        if not observations:
-            warnings.append(
-                "modelled: DDP's overhead is assumed, not measured; --calibrate with bench --transport ddp."
-            )
     chosen = read_choices(arguments, network, shapes)
     if network.controller == NCCL:
         warnings.append("modelled: exchanges between several GPUs have not been measured with this package.")

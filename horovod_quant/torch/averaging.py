@@ -142,13 +142,14 @@ class Averager:
         policy = compression.policy
         policy.check_names(names)
         self._policy, self._seed, self._arguments = policy, compression.seed, compression._arguments()
-        self._is_nccl = device.type == "cuda" and _has_nccl(group) and not memories.is_staging_asked_for()
         self._kernels = compression._kernels
+        self._has_nccl = _has_nccl(group)
         self._memories: dict[torch.device, Memory] = {}
         self._steps: dict[str, int] = {}
         self._first_step = 0
         self._traffic = TrafficCounter()
         self.resume(compression)
+        self._is_nccl = device.type == "cuda" and self.memory(device).takes_tensors
         backend = "nccl" if self._is_nccl else "gloo"
         self.groups: Groups = connect(group, compression.hierarchical, backend, ranks)
         workers = self.groups.workers
@@ -227,7 +228,7 @@ class Averager:
         """Return the memory in which gradients on a device are reduced."""
         if device not in self._memories:
             self._memories[device] = memories.choose(
-                self._kernels, device, self._policy.schemes, lambda: self._is_nccl
+                self._kernels, device, self._policy.schemes, lambda: self._has_nccl
             )
         return self._memories[device]
 
@@ -248,6 +249,7 @@ class Averager:
 
     def _exchange(self, group: _SchemeGroup, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
         group.take(tensors, memory)
+        memory.catch_up()
         exchange = memory.begun(group.scheme, group.gradients, self.groups.workers)
         decoded = self.run(exchange, group.names, memory)
         with memory.working():
@@ -256,15 +258,26 @@ class Averager:
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
         """Run a scheme's collectives, and count the bytes sent."""
-        workers = self.groups.workers
-
-        def sending(request: Request) -> None:
-            self._traffic.count_group(names, sent_bytes(request, workers.size_of(request.group)))
-
-        decoded = self.groups.drive(_without_copying(memory.resumed(exchange, False)), sending)
+        requests = memory.resumed(exchange, False)
+        answer: Any = None
+        while True:
+            try:
+                request: Any = requests.send(answer)
+            except StopIteration as stop:
+                decoded: Decoded = stop.value
+                break
+            # A copy to the host is waited for by the request that follows it.
+            answer = None if isinstance(request, Copying) else self._perform(request, names, memory)
         for name, buckets in zip(names, decoded.exchanged_again):
             self._traffic.count_again(name, buckets)
         return decoded
+
+    def _perform(self, request: Request, names: Sequence[str], memory: Memory) -> Any:
+        self._traffic.count_group(names, sent_bytes(request, self.groups.workers.size_of(request.group)))
+        with (
+            memory.working()
+        ):  # NCCL orders a collective after the current stream, which must be that of the kernels
+            return self.groups.perform(request)
 
     def _average_uncompressed(self, tensors: Sequence[torch.Tensor]) -> None:
         """Average without compression, in float32 at least.
@@ -320,14 +333,3 @@ def require_usable(compression: Any, where: str) -> None:
 
 def _has_nccl(group: Any) -> bool:
     return dist.is_nccl_available() and "nccl" in str(dist.get_backend_config(group))
-
-
-def _without_copying(exchange: Exchange) -> Exchange:
-    """Skip requests that announce a copy; the next one waits."""
-    answer: Any = None
-    while True:
-        try:
-            request: Any = exchange.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = None if isinstance(request, Copying) else (yield request)

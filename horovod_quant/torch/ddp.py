@@ -128,7 +128,6 @@ class State:
         gradients = known.gradients_in(buffer)
         memory = averager.memory(buffer.device)
         averager.count(known.bucket)
-        memory.catch_up()
         return self._driver.submit(lambda: averager.average(known.bucket, gradients, memory), buffer)
 
     def _new_bucket(self, averager: Averager, parameters: Sequence[torch.Tensor]) -> _DDPBucket:

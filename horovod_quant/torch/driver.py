@@ -124,6 +124,8 @@ class Driver:
         """
         self.guard.require_sound()
         promise = _Promise(tensor)
+        if self._stream is not None:  # the caller's stream has computed the tensor
+            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         self._jobs.put((self._perform, job, promise))
         return promise.future
 

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_checks import readers
+from gpu_checks.scenarios import ddp as ddp_scenarios
 from gpu_checks.scenarios import plan as planned_scenarios
 from gpu_checks.steps import Findings, Part, Step
 
 TITLES = {
-    "compile": "kernels of the parts host, training and speed are compiled",
-    "host": "time in hooks and launches of an exchange",
-    "training": "trainings of the character transformer",
-    "speed": "each kernel beside a device copy",
-    "exchange": "exchanges of small models are bit-identical to the simulator",
+    "compile": "kernels of the parts speed, host and training are compiled",
     "bits": "one case of each kernel is bit-identical to the reference",
+    "speed": "each kernel beside a device copy",
+    "host": "time in hooks and launches of an exchange",
+    "exchange": "exchanges of small models are bit-identical to the simulator",
+    "ddp": "DDP's gradients are bit-identical to the simulator's",
+    "training": "trainings of the character transformer",
     "all-bits": "all tests of the kernels' bits",
 }
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +41,8 @@ class Size(NamedTuple):
         rounds: of the benchmarks.
         models: gradients of the exchanges, options of benchmarks/exchange.py by name.
         methods: of the exchanges.
-        features: of the scenarios; None for all that the default tier has.
+        features: of the exchange's scenarios; None for all that the default tier has.
+        ddp: number of DDP's scenarios; None for all.
         training: options of the training.
     """
 
@@ -51,6 +54,7 @@ class Size(NamedTuple):
     models: dict[str, Sequence[str]]
     methods: Sequence[str]
     features: Sequence[str] | None
+    ddp: int | None
     training: Sequence[str]
 
 
@@ -58,11 +62,12 @@ CARD = Size(
     processes=10,
     device="cuda",
     extended=True,
-    sizes=["25M", "100M"],
+    sizes=["1M", "25M", "100M"],
     rounds=5,
     models={"ResNet-50": ["--model", "resnet50"], "BERT-base": ["--model", "bert-base"]},
     methods=["none", "global-qsgd-8", "qsgd-4", "eden-3", "binsgdm"],
     features=None,
+    ddp=None,
     training=["--steps", "60", "--layers", "8", "--width", "512", "--heads", "8", "--context", "256",
               "--batch-size", "64"],
 )  # fmt: skip
@@ -75,6 +80,7 @@ REHEARSAL = Size(
     models={"2 gradients": ["--many-small", "2"]},
     methods=["none", "global-qsgd-8", "eden-3", "binsgdm"],
     features=["overlapped", "hooks_do_not_wait", "direct_calls"],
+    ddp=2,
     training=["--steps", "2", "--layers", "1", "--width", "32", "--heads", "2", "--context", "16",
               "--batch-size", "4"],
 )  # fmt: skip
@@ -97,11 +103,12 @@ def plan(work: Path, rehearse: bool) -> list[Part]:
     size = REHEARSAL if rehearse else CARD
     return [
         compiling(size),
-        host(work, size),
-        training(work, size),
-        speed(work, size),
-        exchange(work, size),
         bits(work, size),
+        speed(work, size),
+        host(work, size),
+        exchange(work, size),
+        ddp(work, size),
+        training(work, size),
         all_bits(work, size),
     ]
 
@@ -115,7 +122,7 @@ def compiling(size: Size) -> Part:
 
 
 def bits(work: Path, size: Size) -> Part:
-    step = tests(work / "bits.jsonl", size, "one case of each", ["-k", "not benchmark"], weight=12)
+    step = tests(work / "bits.jsonl", size, "one case of each", ["-k", "not benchmark"], weight=40)
     return Part("bits", [step._replace(environment={**step.environment, "GPU_CHECK_CASES": "first"})])
 
 
@@ -177,6 +184,20 @@ def exchange(work: Path, size: Size) -> Part:
         command = under_horovod(TWO if staged else ONE, program)
         steps.append(Step(name, command, 18 if staged else 14, read, "host" if staged else "nccl", variables))
     return Part("exchange", steps)
+
+
+def ddp(work: Path, size: Size) -> Part:
+    names, steps = ddp_scenarios()[: size.ddp], []
+    nccl = size.device == "cuda"
+    for name, workers, backend in (("one worker", 1, "nccl" if nccl else "gloo"), ("two workers", 2, "gloo")):
+        folder = work / f"ddp-{workers}"
+        folder.mkdir()
+        name = f"{name}, {backend}"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}",
+                   "tests/ddp/worker.py", str(folder), "ddp_scenarios", *names]  # fmt: skip
+        read = functools.partial(readers.scenarios, folder, name, names, workers)
+        steps.append(Step(name, command, 12, read, environment={"DDP_BACKEND": backend}))
+    return Part("ddp", steps)
 
 
 def training(work: Path, size: Size) -> Part:

@@ -64,7 +64,7 @@ PAGES = {
     "limits": ("nmse and its limits", ("limits",)),
     "training": (
         "Training a transformer",
-        ("transformer", "transformer-gpu", "bytes-count", "seconds", "rivals", "more-workers"),
+        ("transformer", "transformer-gpu", "machines", "bytes-count", "seconds", "rivals", "more-workers"),
     ),
 }
 """Pages of the evidence: file name without suffix, title, and claims on the page."""
@@ -84,6 +84,7 @@ ON_DEMAND = (
     "by-workers",
     "more-workers",
     "bytes-count",
+    "machines",
 )
 WITH_PARTS = (
     "eden, binsgdm-tuning, by-workers, bytes-count, emulated, more-workers, nuqsgd-training, rivals, seconds"

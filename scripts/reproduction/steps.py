@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +34,9 @@ class Settings(NamedTuple):
         steps: per trial.
         min_elements: smaller gradients are not compressed.
         cycle_time: HOROVOD_CYCLE_TIME in milliseconds; None for its default.
+        version: of the names of methods; older results use those of version 0.1.0.
+        cores: that all hosts share; None for all.
+        isa: the instruction set of kernels and of PyTorch; None for the best.
     """
 
     hosts: int
@@ -44,6 +50,9 @@ class Settings(NamedTuple):
     steps: int = 1
     min_elements: int = 1024
     cycle_time: int | None = None
+    version: int = 1
+    cores: int | None = None
+    isa: str | None = None
 
 
 def measure(settings: Settings) -> dict[str, Any]:
@@ -63,12 +72,29 @@ def measure(settings: Settings) -> dict[str, Any]:
         variables = dict(VARIABLES)
         if settings.cycle_time is not None:
             variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time)
-        with running.lab(settings.hosts, settings.rate) as lab, tempfile.TemporaryDirectory() as folder:
+        if settings.isa is not None:
+            variables.update(HOROVOD_QUANT_ISA=settings.isa, ATEN_CPU_CAPABILITY=settings.isa)
+        with (
+            on_cores(settings.cores),
+            running.lab(settings.hosts, settings.rate) as lab,
+            tempfile.TemporaryDirectory() as folder,
+        ):
             file = Path(folder) / "figures.json"
             command = [sys.executable, str(WORKER), json.dumps(settings._asdict()), str(file)]
             lab.horovodrun(command, settings.per_host, variables)
             running.keep(name, json.loads(file.read_text()))
     return running.kept(name)
+
+
+@contextmanager
+def on_cores(count: int | None) -> Iterator[None]:
+    """Bind this process, and the processes that it starts, to some of its cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def seconds(figures: dict[str, Any], method: str) -> float:

@@ -44,7 +44,9 @@ class Trial:
         self._optimizer = kind(self._model.parameters(), lr=1e-4)
         if method == ALONE:
             return
-        parsed = methods.parse(methods.BINSGDM if binsgdm else method, version=1, workers=hvd.size())
+        parsed = methods.parse(
+            methods.BINSGDM if binsgdm else method, version=settings["version"], workers=hvd.size()
+        )
         # The formula of the bytes counts elements that are sent in one bit: with 1, all of them are.
         options = {"min_elements": settings["min_elements"]} if parsed.class_name else {}
         if method == HIERARCHICAL:

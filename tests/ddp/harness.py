@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ import horovod_quant.torch as hvq
 sys.path.append(str(Path(__file__).resolve().parents[1] / "parallel"))
 
 from oracle import Oracle  # noqa: E402
+
+DEVICE = torch.device(os.environ.get("TORCH_DEVICE", "cpu"))
+"""Of the models that are made here."""
 
 Loss = Callable[[torch.nn.Module, int, int], torch.Tensor]
 """Of a model, in a step, on a rank's own data."""
@@ -50,11 +54,11 @@ METHODS: dict[str, Callable[..., hvq.Compressor]] = {
 def net(dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.nn.Module:
     torch.manual_seed(seed)
     layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 70), torch.nn.Tanh()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(70, 30)).to(dtype)
+    return torch.nn.Sequential(*layers, torch.nn.Linear(70, 30)).to(DEVICE, dtype)
 
 
 def data(step: int, rank: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank)).to(DEVICE)
 
 
 def net_loss(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
@@ -68,6 +72,7 @@ def own_gradients(model: torch.nn.Module) -> dict[str, np.ndarray]:
         name: (torch.zeros_like(each) if each.grad is None else each.grad)
         .detach()
         .float()
+        .cpu()
         .numpy()
         .reshape(-1)
         .copy()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchrun import HERE, run_scenarios, scenarios_of
+from torchrun import HERE, ON_A_GPU, run_scenarios, scenarios_of
 
 sys.path.append(str(HERE.parent / "parallel"))
 
@@ -28,6 +28,10 @@ IN_EVERY_TIER = {
 }
 """Of the launches that are left to --all: with two workers all scenarios run."""
 
+DEVICES = {"host": {}, "gpu": {"TRITON_INTERPRET": "1", "HOROVOD_QUANT_KERNELS": "triton"}}
+"""Variables. Triton's interpreter takes the place of a GPU; scripts/gpu-check runs the same on one."""
+ON_A_GPU_IN_EVERY_TIER = ["two_models_at_once"]
+
 
 def _parameters() -> list[Any]:
     found = []
@@ -37,28 +41,39 @@ def _parameters() -> list[Any]:
                 always = name in IN_EVERY_TIER.get((module, workers), [name])
                 marks = [] if always else [pytest.mark.extended]
                 found.append(
-                    pytest.param(module, workers, name, marks=marks, id=f"{module}-{workers}-{name}")
+                    pytest.param(module, workers, "host", name, marks=marks, id=f"{module}-{workers}-{name}")
                 )
+    for name in ON_A_GPU:
+        marks = [] if name in ON_A_GPU_IN_EVERY_TIER else [pytest.mark.extended]
+        found.append(pytest.param("ddp_scenarios", 2, "gpu", name, marks=marks, id=f"gpu-{name}"))
     return found
 
 
 @pytest.fixture(scope="session")
-def outcomes() -> dict[tuple[str, int], Outcome]:
+def outcomes() -> dict[tuple[str, int, str], Outcome]:
     return {}
 
 
 @pytest.mark.timeout(LIMIT + 60)
-@pytest.mark.parametrize(("module", "workers", "name"), _parameters())
+@pytest.mark.parametrize(("module", "workers", "device", "name"), _parameters())
 def test_on_every_worker(
-    module: str, workers: int, name: str, outcomes: dict, request: pytest.FixtureRequest, tmp_path: Path
+    module: str,
+    workers: int,
+    device: str,
+    name: str,
+    outcomes: dict,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
-    key = module, workers
+    if device == "gpu":
+        pytest.importorskip("triton")
+    key = module, workers, device
     if key not in outcomes:
         wanted = [
             item.callspec.params["name"]
             for item in request.session.items
             if getattr(item, "function", None) is request.function
-            and (item.callspec.params["module"], item.callspec.params["workers"]) == key
+            and tuple(item.callspec.params[each] for each in ("module", "workers", "device")) == key
         ]
-        outcomes[key] = run_scenarios(module, workers, wanted, tmp_path, LIMIT)
+        outcomes[key] = run_scenarios(module, workers, wanted, tmp_path, LIMIT, DEVICES[device])
     assert_passed(name, outcomes[key])

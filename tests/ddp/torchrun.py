@@ -18,6 +18,16 @@ from parallel.launching import ROOT, Outcome, environment
 
 HERE = Path(__file__).parent
 
+ON_A_GPU = [
+    "every_method_has_the_simulators_bits",
+    "narrow_gradients",
+    "gradients_that_are_views_of_buckets",
+    "accumulation_without_synchronizing",
+    "two_models_at_once",
+    "parameters_that_are_not_used_by_all",
+]
+"""Scenarios of DDP that also run on a GPU."""
+
 
 def torchrun(
     workers: int, command: Sequence[Any], timeout: float = 300, env: dict[str, str] | None = None
@@ -44,10 +54,12 @@ def scenarios_of(module: str) -> list[str]:
     return re.findall(r"^@scenario\ndef (\w+)", (HERE / f"{module}.py").read_text(), re.MULTILINE)
 
 
-def run_scenarios(module: str, workers: int, names: Sequence[str], folder: Path, limit: float) -> Outcome:
+def run_scenarios(
+    module: str, workers: int, names: Sequence[str], folder: Path, limit: float, env: dict[str, str]
+) -> Outcome:
     """Runs scenarios one after another in one launch, and tells how each ended on each worker."""
     begin = time.monotonic()
-    done = torchrun(workers, [HERE / "worker.py", folder, module, *names], limit)
+    done = torchrun(workers, [HERE / "worker.py", folder, module, *names], limit, env)
     failures, seconds = [], dict[str, float]()
     for rank in range(workers):
         log = folder / f"{rank}.jsonl"

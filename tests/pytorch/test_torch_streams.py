@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from horovod_quant.torch import device  # noqa: E402
+from horovod_quant.frontends.stats import TrafficCounter  # noqa: E402
+from horovod_quant.schemes.base import Allgather, Decoded, Workers  # noqa: E402
+from horovod_quant.torch import averaging, device, driver  # noqa: E402
 
 
 class Stream:
@@ -58,6 +62,14 @@ def current(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(stream=Stream())
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.stream)
+
+    @contextlib.contextmanager
+    def switched(stream: Stream) -> Iterator[None]:
+        before, found.stream = found.stream, stream
+        yield
+        found.stream = before
+
+    monkeypatch.setattr(torch.cuda, "stream", switched)
     return found
 
 
@@ -109,6 +121,39 @@ def test_the_own_stream_does_not_wait_for_itself(current: SimpleNamespace) -> No
     streams.own.wait_stream = None  # type: ignore[method-assign]
     streams.catch_up()
     assert streams.events() == []
+
+
+def test_ddps_buckets_are_averaged_after_what_has_computed_them(current: SimpleNamespace) -> None:
+    averages = driver.Driver(SimpleNamespace(close=lambda: None), torch.device("cuda", 0))  # type: ignore[arg-type]
+    computed = current.stream.launch()
+    found: list[bool] = []
+    averages.submit(lambda: found.append(current.stream.runs_after(computed)), torch.zeros(3)).wait()
+    assert found == [True]
+
+
+def test_ddps_collectives_and_kernels_run_after_each_other(current: SimpleNamespace) -> None:
+    """With NCCL, which orders a collective by the stream that is current when it is launched."""
+    streams, launched, ordered = device._Streams(torch.device("cuda", 0)), [], []
+    memory = SimpleNamespace(
+        working=lambda: torch.cuda.stream(streams.own), resumed=lambda exchange, on_host: exchange
+    )
+
+    def perform(request: Any) -> None:
+        ordered.append(current.stream.runs_after(launched[-1]))
+        launched.append(current.stream.launch())
+
+    def exchange() -> Any:
+        for _ in range(2):
+            launched.append(streams.own.launch())
+            yield Allgather(np.zeros(4, np.int32), parts=[16])
+            ordered.append(streams.own.runs_after(launched[-1]))
+        return Decoded(2, print)
+
+    averager = object.__new__(averaging.Averager)
+    averager._traffic = TrafficCounter()
+    averager.groups = SimpleNamespace(workers=Workers(0, 2), perform=perform)  # type: ignore[assignment]
+    averager.run(exchange(), ["weight"], memory)  # type: ignore[arg-type]
+    assert ordered == [True] * 4
 
 
 def test_a_count_that_the_host_has_seen_is_not_read_again() -> None:

@@ -14,7 +14,7 @@ from parallel.launching import ROOT
 sys.path.append(str(ROOT / "scripts"))
 
 import readme_picture
-from reproduction import binsgdm_tuning, eden, seconds, transformer
+from reproduction import binsgdm_tuning, eden, machines, seconds, transformer
 
 from horovod_quant.autotune.candidates import bits_sent
 from horovod_quant.frontends import methods
@@ -27,7 +27,7 @@ def figures_of(claim: str) -> dict[str, Any]:
     return json.loads((ROOT / "docs" / "results" / f"{claim}.json").read_text())["figures"]
 
 
-FIGURES = readme_picture.both(figures_of("transformer"), figures_of("binsgdm-tuning"))
+FIGURES = readme_picture.together(*map(figures_of, ("transformer", "binsgdm-tuning", "machines")))
 EDENS = figures_of("eden")
 """Trainings of the same model, with float32's of their own."""
 
@@ -65,34 +65,26 @@ def test_a_constructor_without_arguments_ends_within_a_hundredth_of_float32(kind
 
 
 @pytest.mark.parametrize(
-    ("begin", "key", "steps"),
+    ("begin", "key", "measured", "steps"),
     [
-        ("`GlobalQSGD()`", "global-qsgd-8", 1),
-        ("`QSGD()`", "qsgdinf-4/256", 1),
-        ("`NUQSGD()`", "nuqsgd-4", 1),
-        ("`BinSGDM()`", "tuned, more steps", transformer.FACTOR),
-        ("the same, in the number of steps of float32", "tuned", 1),
-        ('`QSGD(bits=4, norm="l2", bucket_size=1024)`', "qsgd-4", 1),
+        ("`GlobalQSGD()`", "global-qsgd-8", "global-qsgd-8", 1),
+        ("`QSGD()`", "qsgdinf-4/256", "qsgd-4", 1),
+        ("`NUQSGD()`", "nuqsgd-4", "nuqsgd-4", 1),
+        ("`EDEN()`", "eden-3/4", "eden-3", 1),
+        ("`EDEN(server_bits=3)`", "eden-3", "eden-3-server3", 1),
+        ("`BinSGDM()`", "tuned, more steps", "binsgdm", transformer.FACTOR),
+        ("the same, in the number of steps of float32", "tuned", "binsgdm", 1),
+        ('`QSGD(bits=4, norm="l2", bucket_size=1024)`', "qsgd-4", "qsgd-4-l2-bucket1024", 1),
     ],
 )
-def test_the_readme_shows_these_figures(begin: str, key: str, steps: int) -> None:
+def test_the_readme_shows_these_figures(begin: str, key: str, measured: str, steps: int) -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {begin}") and "%" in line)
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    row = readme_picture.Row(begin, key, steps)
+    row = readme_picture.Row(begin, key, measured, steps)
     gains = [f"{readme_picture.speed_up(FIGURES, row, rate):.2f}" for rate in ("1gbit", "100mbit")]
-    assert cells[2:] == [transformer.difference(FIGURES, key), *gains]  # after the traffic, see test_work.py
-
-
-def test_the_readme_shows_edens_figures() -> None:
-    gains = (
-        f"{transformer.steps.speed_up(FIGURES['speeds'][rate], 'eden-3'):.2f}"
-        for rate in ("1gbit", "100mbit")
-    )
-    row = " | ".join([transformer.difference(EDENS, "eden-3"), *gains])
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"| `EDEN(server_bits=3)` | 10.6, 10.6, 10.6 | {row} |" in readme
-    assert f"| `EDEN()` | 9.1, 9.1, 9.1 | {transformer.difference(EDENS, 'eden-3/4')} |" in readme
+    losses = EDENS if measured.startswith("eden") else FIGURES
+    assert cells[2:] == [transformer.difference(losses, key), *gains]  # after the traffic, see test_work.py
 
 
 def test_the_readme_compares_binsgdm_with_adam_in_the_same_number_of_steps() -> None:
@@ -129,6 +121,15 @@ def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
         f"at 100 Mbit/s and 1 Gbit/s `EDEN(server_bits=3)` {eden_s[0]}x and {eden_s[1]}x faster than float32, fp16 "
         f"{halves[0]}x and {halves[1]}x, `BinSGDM()` {binary[0]}x and {binary[1]}x."
     ) in readme
+    one_core = FIGURES["machines"]["one-core"][machines.SMALL]
+    ours, halves = (
+        [f"{machines.steps.speed_up(one_core[rate], method):.1f}" for rate in rates]
+        for method in ("eden-3-server3", "fp16")
+    )
+    assert (
+        f"are {ours[0]}x and {ours[1]}x as fast as with float32, those with fp16 {halves[0]}x and {halves[1]}x."
+        in readme
+    )
 
 
 def test_the_readme_fits_a_few_screens() -> None:
