@@ -36,7 +36,7 @@ def check(*options: Any, **variables: str) -> subprocess.CompletedProcess[str]:
     [
         (
             ["--only", "speed", "sped"],
-            "--only sped: use some of compile, host, training, speed, exchange, bits, all-bits",
+            "--only sped: use some of compile, bits, speed, host, exchange, ddp, training, all-bits",
         ),
         (["--limit", "3"], "--limit 3: use at least 20 seconds"),
         (["--limit", "nan"], "--limit nan: use at least 20 seconds"),
@@ -172,7 +172,7 @@ def test_scenarios_that_did_not_end_are_named(tmp_path: Path) -> None:
 def test_a_rehearsal(tmp_path: Path) -> None:
     """All but the kernels' whole tests, which run here anyway."""
     pytest.importorskip("triton")
-    chosen = ["bits", "speed", "host", "exchange", "training"]
+    chosen = ["bits", "speed", "host", "exchange", "ddp", "training"]
     done = check("--rehearse", "--limit", 1200, "--out", tmp_path, "--only", *chosen)
     page = (tmp_path / "report.md").read_text()
     assert done.returncode == 0, page
@@ -186,5 +186,5 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     }
     alone = {row["method"]: row for row in tables["host"] if "one worker" in row["exchange"]}
     assert alone["none"]["launches"] == 0 < alone["global-qsgd-8"]["launches"]
-    assert [row["all"] - row["passed"] for row in tables["exchange"]] == [0, 0]
+    assert [row["all"] - row["passed"] for part in ("exchange", "ddp") for row in tables[part]] == [0] * 4
     assert [row["training"] for row in tables["training"]] == ["none", "GlobalQSGD-8", "EDEN-3", "BinSGDM"]
