@@ -274,9 +274,8 @@ class Averager:
 
     def _perform(self, request: Request, names: Sequence[str], memory: Memory) -> Any:
         self._traffic.count_group(names, sent_bytes(request, self.groups.workers.size_of(request.group)))
-        with (
-            memory.working()
-        ):  # NCCL orders a collective after the current stream, which must be that of the kernels
+        # NCCL orders a collective after the current stream, which has to be that of the kernels.
+        with memory.working():
             return self.groups.perform(request)
 
     def _average_uncompressed(self, tensors: Sequence[torch.Tensor]) -> None:
