@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 TESTS = ROOT / "tests"
 
 
