@@ -12,6 +12,12 @@
 
 namespace ISA {
 
+// Three forms beside `decode`; measured with 1 million elements, 4 and 8 workers, buckets of 256, as the share of the
+// time that their kernel takes without them:
+//   decode_by_table, AVX-512, at most 4 bits: 0.71 to 0.88 with uniform levels, 0.74 to 1.04 with exponential ones
+//   decode_words: 0.69 to 0.86 with 8 bits, 0.78 to 0.87 with 4 bits and AVX2
+//   UpperUniformValue, within the others: 0.64 to 0.88 with AVX2, 0.75 to 0.79 with AVX-512 and 8 bits
+
 // `at` returns the values of a part of a row. In words of whole codes a number selects the codes of four rows, one per
 // byte: `ready` is computed once for the four, then `in_words` returns the values of one.
 
