@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +40,8 @@ PARTS = {
 """The site's four parts, and the pages of each."""
 
 EXPORTING = (
-    "horovod_quant.torch", "horovod_quant.tensorflow", "horovod_quant.simulator", "horovod_quant.mpi",
+    "horovod_quant.torch", "horovod_quant.tensorflow", "horovod_quant.keras", "horovod_quant.simulator",
+    "horovod_quant.mpi",
 )  # fmt: skip
 """Modules that export what other modules of the package define."""
 
@@ -49,6 +51,8 @@ MODULES = (
     "horovod_quant.torch.fsdp",
     "horovod_quant.torch.optim",
     "horovod_quant.tensorflow.optim",
+    "horovod_quant.keras.callbacks",
+    "horovod_quant.keras.optim",
     "horovod_quant.frontends.methods",
     "horovod_quant.frontends.frontend",
     "horovod_quant.frontends.stats",
@@ -59,10 +63,13 @@ MODULES = (
 )
 """Modules that a user or the author of a scheme imports."""
 
+KERAS_CHECK = "horovod_quant.keras.requirements"
+
 REFERENCE = """\
 # Python
 
-For users and authors of schemes: arguments, shapes, errors and sources of everything public, from the docstrings.
+For users who look up a class or function, and for authors of schemes. Afterwards you know the arguments, shapes and
+errors of everything public; the text is that of the docstrings, and the search finds names.
 """
 
 MODULE = """
@@ -76,7 +83,7 @@ MODULE = """
 
 CONFIGURATION = {
     "project": "horovod-quant",
-    "extensions": "myst_parser,sphinx.ext.autodoc,sphinx.ext.napoleon",
+    "extensions": "myst_parser,sphinx.ext.autodoc,sphinx.ext.napoleon,sphinx.ext.githubpages",
     "html_theme": "furo",
     "html_title": "horovod-quant",
     "html_copy_source": "0",
@@ -150,12 +157,17 @@ def build(output: Path) -> int:
     """
     from sphinx.cmd.build import build_main
 
+    # It refuses Keras 2, with which the docstrings can be read as well.
+    sys.modules.setdefault(KERAS_CHECK, types.ModuleType(KERAS_CHECK))
     with tempfile.TemporaryDirectory() as made:
         source = Path(made) / "docs"
         stage(source)
         settings = [word for key, value in CONFIGURATION.items() for word in ("-D", f"{key}={value}")]
         return build_main(
-            ["-C", "-q", "-W", "--keep-going", "-b", "html", *settings, str(source), str(output)]
+            [
+                *("-C", "-q", "-W", "--keep-going", "-b", "html", "-d", str(Path(made) / "doctrees")),
+                *(*settings, str(source), str(output)),
+            ]
         )
 
 

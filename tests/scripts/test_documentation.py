@@ -16,6 +16,9 @@ import documentation
 MOST_LINES = 200
 """Of a page that is not Evidence."""
 
+MOST_SECONDS = 60
+"""For a build with its links; it takes 14 on 2 cores."""
+
 GENERATED, RECORD = "api", "changelog"
 
 
@@ -47,6 +50,7 @@ def test_no_page_but_evidence_is_long() -> None:
 def test_the_first_paragraph_says_for_whom_a_page_is_and_what_they_can_do_then() -> None:
     pages = pages_of(*documentation.PARTS)
     del pages["index"]
+    pages[GENERATED] = documentation.REFERENCE
     first = {name: text.split("\n\n")[1] for name, text in pages.items()}
     assert not [
         name for name, text in first.items() if not (text.startswith("For ") and "Afterwards " in text)
@@ -56,40 +60,41 @@ def test_the_first_paragraph_says_for_whom_a_page_is_and_what_they_can_do_then()
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "documentation.py"), "--output", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), timeout=600,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), timeout=MOST_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     reference = (tmp_path / "api.html").read_text()
-    for anchor in ("torch.GlobalQSGD", "torch.EDEN", "torch.Auto", "torch.Auto.stats", "simulator.run"):
+    for anchor in (
+        "torch.GlobalQSGD", "torch.EDEN", "torch.Auto", "torch.Auto.stats", "simulator.run", "keras.optim.BinSGDM",
+        "keras.DistributedOptimizer", "keras.callbacks.MetricAverageCallback",
+    ):  # fmt: skip
         assert f'id="horovod_quant.{anchor}"' in reference
     start = (tmp_path / "index.html").read_text()
     assert all(part in start for part in documentation.PARTS)
-    assert "searchindex.js" in {path.name for path in tmp_path.iterdir()}
+    assert {"searchindex.js", ".nojekyll"} <= {path.name for path in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("link", "warning"),
-    [
-        ("[a](missing.md)", "cross-reference target not found: 'missing.md'"),
-        ("[a](install.md#no-such-heading)", "local id not found in doc 'install': 'no-such-heading'"),
-    ],
-)
-@pytest.mark.extended
-def test_a_broken_link_is_an_error(tmp_path: Path, link: str, warning: str) -> None:
+BROKEN = {
+    "[a](missing.md)": "cross-reference target not found: 'missing.md'",
+    "[a](install.md#no-such-heading)": "local id not found in doc 'install': 'no-such-heading'",
+}
+
+
+def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
     program = (
         "import documentation as d, pathlib, sys; inner = d.stage; d.MODULES = ()\n"
         "def stage(folder):\n"
         "    inner(folder)\n"
-        f"    with (folder / 'tuning.md').open('a') as page: page.write({link!r})\n"
+        f"    with (folder / 'tuning.md').open('a') as page: page.write({' '.join(BROKEN)!r})\n"
         "d.stage = stage; sys.exit(d.build(pathlib.Path(sys.argv[1])))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=MOST_SECONDS,
         env={**environment(), "PYTHONPATH": str(ROOT / "scripts")},
     )  # fmt: skip
     assert done.returncode != 0
-    assert warning in done.stdout
+    assert all(warning in done.stdout for warning in BROKEN.values())
 
 
 @pytest.mark.parametrize(
