@@ -23,14 +23,14 @@ ROOT_PAGES = {
 """Pages of the repository's root, and their names in the site."""
 
 PARTS = {
-    "Start": ("install", "pays", "features", "demonstration", "examples"),
+    "Start": ("install", "first-speed-up", "pays", "choosing", "features", "demonstration", "examples"),
     "Guides": (
-        "tuning", "ddp", "tensorflow", "keras", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
-        "troubleshooting", "troubleshooting-frontends", "troubleshooting-commands",
+        "pytorch", "ddp", "tensorflow", "keras", "clusters", "hierarchical", "tuning", "auto", "gpu", "simulator",
+        "new-scheme", "troubleshooting", "troubleshooting-frontends", "troubleshooting-commands",
     ),
     "Reference": (
-        "api", "reliability", "advise", "bench", "rounding", "kernels", "architecture", "gpu-kernels", "lab",
-        "contributing", "security", "changelog",
+        "api", "doctor", "bench", "advise", "methods", "reliability", "rounding", "architecture", "kernels",
+        "gpu-kernels", "lab", "contributing", "security", "changelog",
     ),
     "Evidence": (
         "results", "speed", "results/training", "results/qsgd", "results/nuqsgd", "results/global-qsgd",

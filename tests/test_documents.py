@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 from command_lines import NOT_ASKED, PROGRAM, Asked
 
+from horovod_quant.frontends import methods
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [
@@ -558,3 +560,11 @@ def test_scripts_name_tests_that_exist() -> None:
     }
     assert ("test-horovod", "tests/pytorch") in named
     assert not [(script, path) for script, path in named if not (ROOT / path).exists()]
+
+
+def test_the_names_of_methods_mean_what_their_page_says() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| `(hv[dq]\..+)` \|$", (DOCS / "methods.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 10
+    assert {name: methods.parse(name).code() for name, _ in rows} == dict(rows)

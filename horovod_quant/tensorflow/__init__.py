@@ -4,7 +4,7 @@
     hvd.DistributedGradientTape(tape, compression=hvq.GlobalQSGD(bits=8))
     hvd.DistributedOptimizer(optimizer, compression=hvq.GlobalQSGD(bits=8))
 
-The guide "Methods, bits and arguments" (docs/tuning.md) compares the methods.
+The page "Which method" (docs/choosing.md) compares the methods.
 """
 
 try:

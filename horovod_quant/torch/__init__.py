@@ -3,7 +3,7 @@
     import horovod_quant.torch as hvq
     hvd.DistributedOptimizer(optimizer, named_parameters=..., compression=hvq.GlobalQSGD(bits=8))
 
-The guide "Methods, bits and arguments" (docs/tuning.md) compares the methods.
+The page "Which method" (docs/choosing.md) compares the methods.
 """
 
 try:
