@@ -568,3 +568,23 @@ def test_the_names_of_methods_mean_what_their_page_says() -> None:
     )
     assert len(rows) > 10
     assert {name: methods.parse(name).code() for name, _ in rows} == dict(rows)
+
+
+def test_both_lists_of_papers_are_read_and_agree() -> None:
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    cited = {
+        paper["title"]: [(author["family-names"], author["given-names"]) for author in paper["authors"]]
+        for paper in citation["references"]
+    }
+    listed = {}
+    for entry in re.split(r"^@", (DOCS / "papers.bib").read_text(), flags=re.MULTILINE)[1:]:
+        kind, fields = re.fullmatch(r"(\w+)\{[\w-]+,\n(.*)\n\}\n*", entry, re.DOTALL).groups()  # type: ignore[union-attr]
+        assert kind in ("inproceedings", "article", "misc")
+        found = dict(re.findall(r"^  (\w+) = \{(.*?)\},?$", fields, re.MULTILINE | re.DOTALL))
+        authors = re.sub(r"\{\\'(\w)\}", lambda match: {"a": "á"}[match[1]], found["author"])
+        listed[re.sub("[{}]", "", found["title"])] = [
+            tuple(" ".join(name.split()).split(", ")) for name in re.split(r"\s+and\s+", authors)
+        ]
+    assert listed == cited
+    assert citation["authors"]
