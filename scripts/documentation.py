@@ -66,7 +66,7 @@ MODULES = (
 KERAS_CHECK = "horovod_quant.keras.requirements"
 
 REFERENCE = """\
-# Python
+# Python API
 
 For users who look up a class or function, and for authors of schemes. Afterwards you know the arguments, shapes and
 errors of everything public; the text is that of the docstrings, and the search finds names.
@@ -86,6 +86,8 @@ CONFIGURATION = {
     "extensions": "myst_parser,sphinx.ext.autodoc,sphinx.ext.napoleon,sphinx.ext.githubpages",
     "html_theme": "furo",
     "html_title": "horovod-quant",
+    "html_static_path": "_static",
+    "html_css_files": "site.css",
     "html_copy_source": "0",
     "html_show_sphinx": "0",
     "html_show_copyright": "0",
@@ -95,6 +97,14 @@ CONFIGURATION = {
     "myst_heading_anchors": "4",
     "exclude_patterns": "results/runs",
 }
+
+STYLE = """\
+.highlight pre { font-size: 0.75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+table.docutils { font-size: 0.8rem; }
+td code { overflow-wrap: anywhere; }
+td:first-child:has(code) { min-width: 13rem; }
+"""
+"""No code is cut off, and few tables scroll, at a laptop's width."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -108,13 +118,24 @@ def stage(folder: Path) -> None:
         name = page.relative_to(folder).as_posix()
         (source,) = [key for key, value in ROOT_PAGES.items() if value == name] or [f"docs/{name}"]
         page.write_text(with_site_links(page.read_text(), source))
+    (folder / "api.md").write_text(REFERENCE + "".join(map(section, MODULES)))
+    (folder / "_static").mkdir()
+    (folder / "_static" / "site.css").write_text(STYLE)
     contents = "\n".join(
-        f"\n```{{toctree}}\n:hidden:\n:caption: {part}\n\n" + "\n".join(pages) + "\n```"
+        f"\n```{{toctree}}\n:hidden:\n:caption: {part}\n\n"
+        + "\n".join(f"{entry_of(folder / f'{page}.md')} <{page}>" for page in pages)
+        + "\n```"
         for part, pages in PARTS.items()
     )
     with (folder / "index.md").open("a") as index:
         index.write(contents + "\n")
-    (folder / "api.md").write_text(REFERENCE + "".join(map(section, MODULES)))
+
+
+def entry_of(page: Path) -> str:
+    """Return a page's heading without the name of its part."""
+    heading = page.read_text().partition("\n")[0].removeprefix("# ")
+    within = heading.removeprefix("Evidence: ")
+    return heading if within == heading else within[0].upper() + within[1:]
 
 
 def section(module: str) -> str:
