@@ -65,7 +65,10 @@ class CharTransformer(nn.Module):
         return self.head(self.blocks(embedded, mask=self.mask[:length, :length], is_causal=True))
 
     def loss(self, windows: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross entropy of windows ``[sequence, context + 1]``, in nats."""
+        """Return the mean cross entropy of windows, in nats.
+
+    Windows are ``[sequence, context + 1]``.
+    """
         logits = self(windows[:, :-1])
         return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 

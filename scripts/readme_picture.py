@@ -58,7 +58,7 @@ def together(figures: dict[str, Any], tuned: dict[str, Any], speeds: dict[str, A
 
 
 def speed_up(figures: dict[str, Any], row: Row, rate: str) -> float:
-    """Return the speed-up of the whole training over float32, where it is least.
+    """Return the least speed-up of the whole training over float32.
 
     With the number of steps of this row.
     """

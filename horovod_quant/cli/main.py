@@ -34,7 +34,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 2 for a wrong argument, 1 for failed output."""
+    """Run a command and return its exit status.
+
+    It is 2 for a wrong argument, 1 for failed output.
+    """
     return with_output(PROGRAM, lambda: _run(argv))
 
 

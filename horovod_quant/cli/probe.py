@@ -84,7 +84,10 @@ _CHILD = "import sys; sys.path[:] = {!r}; import runpy; runpy.run_module('horovo
 
 
 def ask(framework: str, run: bool, timeout: float) -> dict[str, Any]:
-    """Probe a framework in a new process; return its facts, with ``error`` if it failed."""
+    """Probe a framework in a new process.
+
+    Return its facts, with ``error`` if it failed.
+    """
     command = [sys.executable, "-c", _CHILD.format(sys.path), framework, *(["--run"] if run else [])]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     try:
@@ -224,7 +227,10 @@ class Probe:
         return found
 
     def network(self) -> dict[str, float]:
-        """Measure float32 allreduces: seconds of a small one, bytes per second of a long one."""
+        """Measure float32 allreduces of two sizes.
+
+        Return the seconds of a small one, and the bytes per second of a long one.
+        """
         seconds = self.allreduce_seconds(1, 20)
         elements = SHORT
         while True:

@@ -28,7 +28,9 @@ class Problem(Exception):
 
 
 def with_output(program: str, command: Callable[[], int]) -> int:
-    """Run a command; return its exit status, or 1 if standard output failed.
+    """Run a command.
+
+    Return its exit status, or 1 if standard output failed.
 
     Ctrl-C ends it at once, also where it waits in Horovod.
     """
@@ -49,7 +51,9 @@ def with_output(program: str, command: Callable[[], int]) -> int:
 
 
 def write_line(line: str, stream: TextIO) -> None:
-    """Write a line in one call: mpirun prefixes each write, and `print` sends the newline separately.
+    """Write a line in one call.
+
+    mpirun prefixes each write, and `print` sends the newline separately.
 
     Errors are ignored, so that a measurement continues: the report meets them again.
     """
@@ -59,7 +63,10 @@ def write_line(line: str, stream: TextIO) -> None:
 
 
 def give_up_output(program: str, error: OSError) -> None:
-    """Discard the rest of standard output; report why, unless its reader has closed it."""
+    """Discard the rest of standard output.
+
+    Report why, unless its reader has closed it.
+    """
     if not isinstance(error, BrokenPipeError):
         write_line(f"{program}: standard output: {error.strerror}", sys.stderr)
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -100,7 +107,10 @@ def check_file(argument: str, path: str) -> None:
 
 
 def write_file(path: str, text: str) -> None:
-    """Write a file atomically, as the process may be killed; write to a pipe or device directly."""
+    """Write a file atomically, or to a pipe or device directly.
+
+    The process may be killed.
+    """
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w") as file:
             file.write(text)

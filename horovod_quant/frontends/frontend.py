@@ -250,11 +250,17 @@ class BaseCompressor(metaclass=CompressorClass):
         raise NotImplementedError
 
     def _local_size(self) -> int:
-        """Return the known number of workers of a node; 1 without a hierarchy."""
+        """Return the known number of workers of a node.
+
+        It is 1 without a hierarchy.
+        """
         return nodes.local_size(self._basics, self.hierarchical)
 
     def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:
-        """Warn once if none of these gradients is compressed; ``elements`` are by name."""
+        """Warn once if none of these gradients is compressed.
+
+        ``elements`` are by name.
+        """
         if not self._said_nothing_is_compressed:
             self._said_nothing_is_compressed = no_gain.warn_if_nothing_is_compressed(
                 type(self).__name__, self.policy, elements

@@ -28,7 +28,10 @@ MOST_BITS = 32
 
 
 class Method(NamedTuple):
-    """Method with its name, scheme class and arguments; Horovod's methods have no class."""
+    """Method with its name, scheme class and arguments.
+
+    Horovod's methods have no class.
+    """
 
     name: str
     scheme_class: type[Scheme] | None
@@ -142,7 +145,9 @@ def examples() -> dict[str, Scheme]:
 def parse(
     name: str, *, version: int | None = None, workers: int | None = None, for_compressor: bool = False
 ) -> Method:
-    """Return the method with a name; a name of version 0.1.0 issues a FutureWarning.
+    """Return the method with a name.
+
+    A name of version 0.1.0 issues a FutureWarning.
 
     Args:
         name: a name of `families`, or one with other arguments spelled out.
@@ -196,7 +201,10 @@ def _find(name: str) -> Method | None:
 def _method(
     short: str, kind: type[Scheme], preset: Mapping[str, Any], bits: int | None, spelled: Mapping[str, Any]
 ) -> Method:
-    """Make a method; raise ValueError for arguments that the scheme refuses or lacks."""
+    """Make a method.
+
+    Raise ValueError for arguments that the scheme refuses or lacks.
+    """
     usual = _defaults(kind)
     differing = {
         name: value for name, value in spelled.items() if name in preset or value != usual.get(name, value)
@@ -232,7 +240,10 @@ def _spelled(kind: type[Scheme], arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _read(kind: type[Scheme], text: str) -> dict[str, Any] | None:
-    """Return the arguments that a name's suffix spells out; None if it is invalid."""
+    """Return the arguments that a name's suffix spells out.
+
+    They are None if it is invalid.
+    """
     if not text:
         return {}
     for field, choices in _fields(kind).items():

@@ -73,7 +73,9 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
 
 
 def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
-    """Return the known number of workers of a node; 1 without a hierarchy.
+    """Return the known number of workers of a node.
+
+    It is 1 without a hierarchy.
 
     Args:
         basics: returns ``mpi_ops._basics`` of Horovod, which has been initialized.

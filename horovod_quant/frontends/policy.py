@@ -109,7 +109,10 @@ class Policy:
 
 
 def _patterns(exclude: Any) -> list[str]:
-    """Return the patterns in the same order on all workers: a set has none."""
+    """Return the patterns in the same order on all workers.
+
+    A set has none.
+    """
     if exclude is None or isinstance(exclude, str):
         return [] if exclude is None else [exclude]
     if isinstance(exclude, (bytes, Mapping)) or not isinstance(exclude, Iterable):

@@ -1,4 +1,7 @@
-"""Sample of a gradient for measuring the nmse: see ``nmse_every`` of the compressors."""
+"""Sample of a gradient for measuring the nmse.
+
+See ``nmse_every`` of the compressors.
+"""
 
 from __future__ import annotations
 

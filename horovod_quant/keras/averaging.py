@@ -77,7 +77,10 @@ class Averaging:
         return self._process_set
 
     def check_variables(self, variables: Sequence[Any]) -> None:
-        """Raise an error for variables unfit for the compressor; also with one worker."""
+        """Raise an error for variables unfit for the compressor.
+
+        Also with one worker.
+        """
         compression = self._compression
         if isinstance(compression, Compressor) and not compression._names_in_copies:
             compression.check_variables(list(zip(_paths(variables), map(own_variable, variables))))

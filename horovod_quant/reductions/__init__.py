@@ -1,1 +1,4 @@
-"""Reductions, the collectives that carry payloads of codecs. A reduction knows no quantizer."""
+"""Reductions, the collectives that carry payloads of codecs.
+
+A reduction knows no quantizer.
+"""

@@ -53,7 +53,9 @@ def labels(arguments: Mapping[str, str]) -> list[str]:
 
 
 def different(arguments: Mapping[str, str], total: Sequence[int], workers: int) -> list[str]:
-    """Return the arguments that differ between workers; none of a scheme if schemes differ.
+    """Return the arguments that differ between workers.
+
+    A scheme's arguments are left out if the schemes differ.
 
     Args:
         arguments: this worker's arguments.

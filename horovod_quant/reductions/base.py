@@ -22,7 +22,10 @@ class Reduction(Protocol):
         """Collectives, in order."""
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Reduce a group of gradients; a generator of requests, which returns a `Decoded`."""
+        """Reduce a group of gradients.
+
+        It is a generator of requests, which returns a `Decoded`.
+        """
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         """Return lengths and dtypes of ``Decoded.received``, see `Scheme.received_lengths`, or None.

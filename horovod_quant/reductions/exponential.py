@@ -1,4 +1,7 @@
-"""Reduction of exponential levels on a scale of all workers: sums are rounded again."""
+"""Reduction of exponential levels on a scale of all workers.
+
+Sums are rounded again.
+"""
 
 from __future__ import annotations
 

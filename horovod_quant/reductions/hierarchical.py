@@ -57,7 +57,10 @@ class HierarchicalReduction:
     unit: int
 
     def returned(self, workers: Workers) -> str:
-        """Return the dtype of step 5: float32 averages, unless received arrays are shorter and decodable."""
+        """Return the dtype of step 5.
+
+        It is that of averages, float32, unless received arrays are shorter and decodable.
+        """
         lengths = self.inter.received_lengths([_LARGE], between(workers))
         if lengths is None or sum(n * np.dtype(dtype).itemsize for n, dtype in lengths) >= 4 * _LARGE:
             return FLOAT32
@@ -234,7 +237,10 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def between(workers: Workers) -> Workers:
-    """Return the owners of the same elements, one per node; without custom reductions."""
+    """Return the owners of the same elements, one per node.
+
+    Without custom reductions.
+    """
     return Workers(workers.node, workers.nodes)
 
 

@@ -1,4 +1,4 @@
-"""Integer allreduce: one scale for all workers, and one sum of their integers."""
+"""Integer allreduce: one scale for all workers, and one sum."""
 
 from __future__ import annotations
 

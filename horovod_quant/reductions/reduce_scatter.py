@@ -1,4 +1,4 @@
-"""Reduce-scatter: each rank reduces its shard of the tensors and keeps the result."""
+"""Reduce-scatter: each rank reduces its shard and keeps the result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ class ReduceScatter:
 
 
 def reduce_scatter_of(reduction: Reduction) -> ReduceScatter | None:
-    """Return a reduce-scatter with a reduction's codec; None for payloads of unknown length."""
+    """Return a reduce-scatter with a reduction's codec.
+
+    It is None for payloads of unknown length.
+    """
     if isinstance(reduction, AllgatherReduce):
         return ReduceScatter(reduction.codec, reduction.correlated)
     if isinstance(reduction, ScatterReduceAllgather):

@@ -53,7 +53,10 @@ class Workers(NamedTuple):
 
 
 class Allreduce(NamedTuple):
-    """Allreduce, a sum or maximum; answered with an array of the same shape."""
+    """Allreduce, a sum or maximum.
+
+    Answered with an array of the same shape.
+    """
 
     array: np.ndarray
     op: str
@@ -122,7 +125,7 @@ class Collective(NamedTuple):
 
 
 def ragged_payload(*body: np.ndarray) -> np.ndarray:
-    """Return a uint8 payload: the length of the body in 8 bytes, and the body."""
+    """Return a uint8 payload: the body's length, 8 bytes, and the body."""
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 

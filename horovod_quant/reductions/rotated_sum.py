@@ -182,7 +182,10 @@ def _samples(kernels: Any, values: Any, samples: int, signs: Key, start: int, ou
 
 
 def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarray:
-    """Return each bucket's step size, float32: 0 for zeros, NaN near non-finite elements."""
+    """Return each bucket's step size, float32.
+
+    It is 0 for zeros, NaN near non-finite elements.
+    """
     count = tiles(elements)
     energies, samples = known[:count], known[count:]
     dimensions = np.full(count, TILE, np.int64)

@@ -37,7 +37,10 @@ class _Segments:
         return [codec.offsets(elements)[-1] for elements in self._elements]
 
     def lengths_by_tensor(self, codec: Codec) -> list[int]:
-        """Return each tensor's payload lengths. The list is cached and must not be changed."""
+        """Return each tensor's payload lengths.
+
+        The list is cached and must not be changed.
+        """
         if codec not in self._by_tensor:
             found = self._by_tensor[codec] = [0] * self.tensors
             for segment in self.segments:
@@ -106,7 +109,10 @@ class Shards(_Segments):
 
 
 def shards_of(elements: Iterable[int], workers: int, align: int) -> Shards:
-    """Return cached `Shards`: the groups of every step have tensors of the same lengths."""
+    """Return cached `Shards`.
+
+    The groups of every step have tensors of the same lengths.
+    """
     return _shards_of(tuple(elements), workers, align)
 
 
@@ -163,7 +169,7 @@ ranges_of = lru_cache(maxsize=64)(Ranges)  # the groups of every step have the s
 
 
 def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) -> tuple[int, int]:
-    """Return the range of elements that a worker of a node owns: start, stop.
+    """Return start and stop of the elements that a worker owns.
 
     Runs of ``unit`` elements are divided as evenly as possible. The result depends on the tensor alone, because state
     belongs to it, and the name decides where to begin, so that no worker gets all the small tensors.

@@ -156,7 +156,9 @@ class Scheme:
         return self.reduction(_MANY_WORKERS).collectives
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Start the reduction of a group of gradients; a generator. By default that of `reduction`.
+        """Start the reduction of a group of gradients.
+
+        A generator. By default that of `reduction`.
 
         Args:
             gradients: the group, in the same order on every worker.
@@ -207,7 +209,9 @@ class Scheme:
         return 0, elements
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
-        """Return the number of non-zero magnitudes of an encoded element; None if meaningless.
+        """Return the number of non-zero magnitudes of an encoded element.
+
+        It is None if meaningless.
 
         Args:
             workers: number of workers. If their integers are summed, each may have fewer levels.
@@ -243,7 +247,10 @@ class Scheme:
         return "host_only=True" if self.host_only else None
 
     def compress(self, tensor: Any = None) -> Any:
-        """Raise TypeError: Horovod calls it when given a scheme instead of a compressor."""
+        """Raise TypeError.
+
+        Horovod calls it when given a scheme instead of a compressor.
+        """
         shown = repr(self) if isinstance(self, Scheme) else "a scheme's class"
         inner = repr(self) if isinstance(self, Scheme) else "..."
         raise TypeError(

@@ -138,7 +138,10 @@ class EDEN(Scheme):
         return None if self.bits is None else 1 << (self.bits - 1)
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """Return the nmse. It does not depend on the number of workers: errors average out as gradients do."""
+        """Return the nmse.
+
+        It does not depend on the number of workers: errors average out as gradients do.
+        """
         return self.widths(workers).nmse()
 
     def widths(self, workers: int) -> Widths:

@@ -1,4 +1,7 @@
-"""Widths of EDEN's codes and its exchange, by the number of workers and the nmse that is accepted."""
+"""Widths of EDEN's codes and its exchange.
+
+They depend on the number of workers and the accepted nmse.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class Widths(NamedTuple):
 
 
 def usual(bits: int, server_bits: int | str, exchange: ExchangeKind, trellis: bool, workers: int) -> Widths:
-    """Return the widths and the exchange of N workers, with what is ``"auto"`` resolved."""
+    """Return the widths and the exchange for N workers, without ``"auto"``."""
     if exchange == AUTO:
         exchange = ALLGATHER if workers <= MOST_GATHERED else ALLTOALL
     if isinstance(server_bits, str):
@@ -66,7 +69,7 @@ def possible(exchange: ExchangeKind, trellis: bool) -> list[Widths]:
 def require_nmse(
     nmse: Any, bits: int | None, server_bits: int | str, exchange: ExchangeKind, trellis: bool
 ) -> None:
-    """Raise ValueError unless some widths have at most this nmse, and none are given beside it."""
+    """Raise ValueError if the nmse is unreachable, or bits are given."""
     for name, value, default in (("bits", bits, None), ("server_bits", server_bits, AUTO)):
         if value != default:
             raise ValueError(f"nmse={nmse!r} chooses the bits; leave out either {name}={value!r} or nmse")

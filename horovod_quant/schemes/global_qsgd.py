@@ -120,7 +120,9 @@ class GlobalQSGD(WithRounding):
         return (yield from super().begin(gradients, workers, kernels))
 
     def levels_for(self, size: int) -> int:
-        """Return the most levels whose sum over the workers fits; 0 if none does.
+        """Return the most levels whose sum over the workers fits.
+
+        It is 0 if none does.
 
         A field holds sums up to ``M = 2^(bits-1) - 1``. Each integer is at most s, so ``s = M // n`` always fits;
         with the l2 norm Cauchy-Schwarz bounds the sum by ``s sqrt(n) + n`` as well.
@@ -140,7 +142,10 @@ class GlobalQSGD(WithRounding):
         return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """Return the nmse. It grows with the number of workers: the scale grows, and levels get fewer."""
+        """Return the nmse.
+
+        It grows with the number of workers: the scale grows, and levels get fewer.
+        """
         if self.rotate:
             return rotated_sum_error(self.bits, workers, self.rounding)
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)

@@ -64,7 +64,10 @@ class Hierarchical(Scheme):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Collectives of nodes with several workers, see `for_workers`; by default of two nodes."""
+        """Collectives of nodes with several workers, see `for_workers`.
+
+        By default of two nodes.
+        """
         return self._reduction().collectives_of(Workers(0, self.nodes))
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:

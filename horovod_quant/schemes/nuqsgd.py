@@ -25,7 +25,9 @@ and 0.060 with uniform levels of 5 and 6 bits (tests/schemes/test_nuqsgd.py meas
 @register
 @dataclass(frozen=True)
 class NUQSGD(QSGD):
-    """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels, so s = ``2^(bits-1) - 2``.
+    """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels.
+
+    The paper's s is ``2^(bits-1) - 2``.
 
     Args:
         bits: width of a code, 2 to 8: a sign and a level index. (8 bits reach down to 2^-126, the smallest normal

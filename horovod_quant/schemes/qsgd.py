@@ -104,7 +104,10 @@ class QSGD(WithRounding):
             )
 
     def exchange_of(self, workers: int) -> ExchangeKind:
-        """Return the exchange; ``"auto"`` is an alltoall if an allgather sends more than 2× the bytes."""
+        """Return the exchange.
+
+        ``"auto"`` is an alltoall if an allgather sends more than 2× the bytes.
+        """
         if self.exchange != AUTO:
             return self.exchange
         return ALLGATHER if workers <= MOST_GATHERED or self.coding != "fixed" else ALLTOALL

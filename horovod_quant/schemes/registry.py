@@ -38,7 +38,9 @@ _searched = False
 
 
 def register(scheme_class: Kind) -> Kind:
-    """Register a scheme, as ``hvq.<Name>`` and by name in the commands. Usable as a decorator.
+    """Register a scheme, as ``hvq.<Name>`` and by name in the commands.
+
+    Usable as a decorator.
 
     A class with the same module and name replaces the earlier one, as when a notebook cell is run again.
 
@@ -127,7 +129,9 @@ def _overrides(scheme_class: type[Scheme], name: str) -> bool:
 
 
 def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:
-    """Return the short names with their arguments; by default the lower-case class name.
+    """Return the short names with their arguments.
+
+    By default the lower-case class name.
 
     Inherited presets do not count: they are another scheme's names.
     """

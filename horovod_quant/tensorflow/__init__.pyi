@@ -156,7 +156,9 @@ class QSGD(Compressor):
     ) -> None: ...
 
 class NUQSGD(Compressor):
-    """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels, so s = ``2^(bits-1) - 2``.
+    """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels.
+
+    The paper's s is ``2^(bits-1) - 2``.
 
     Args:
         bits: width of a code, 2 to 8: a sign and a level index. (8 bits reach down to 2^-126, the smallest normal

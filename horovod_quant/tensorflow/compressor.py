@@ -161,7 +161,10 @@ class Compressor(BaseCompressor):
         check_process_set(self._process_set, used, bool(self.hierarchical))
 
     def check_variables(self, named: Sequence[tuple[str, Any]]) -> None:
-        """Raise an error for variables unfit for the arguments; warn if all are small."""
+        """Raise an error for variables unfit for the arguments.
+
+        Warn if all are small.
+        """
         self.policy.check_names(name for name, _ in named)
         for name, variable in named:
             dtype = tf.as_dtype(variable.dtype)

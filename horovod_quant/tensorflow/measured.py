@@ -90,5 +90,8 @@ class ErrorSampler:
 
 
 def _call(function: Any, inputs: list[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """Return a scalar from Python; the call is not stateful, or it would wait for earlier calls."""
+    """Return a scalar from Python.
+
+    The call is not stateful, or it would wait for earlier calls.
+    """
     return tf.ensure_shape(tf.numpy_function(function, inputs, dtype, stateful=False), [])

@@ -105,7 +105,9 @@ def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
 
 
 def _after_assigning(values: tf.Tensor, stored: StoredState) -> tf.Tensor:
-    """Return the values after assigning a state without elements, which no kernel reads.
+    """Return the values after assigning a state without elements.
+
+    No kernel reads it.
 
     TensorFlow numbers a graph's branches by their inputs, and Horovod's names have the numbers: workers that store
     elements of a variable and those that store none need the same inputs.

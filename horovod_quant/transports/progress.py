@@ -54,7 +54,7 @@ class Job:
 
     @property
     def has_result(self) -> bool:
-        """True if a result or an error is available, for which callers wait."""
+        """True if a result or an error, awaited by callers, is available."""
         return self.ended
 
     def poll(self) -> bool:
@@ -142,7 +142,10 @@ class Progress:
             threading.Thread(target=self._run, name="horovod_quant progress", daemon=True).start()
 
     def _claim(self) -> bool:
-        """Return True for the first thread only: `hand` may have started several concurrently."""
+        """Return True for the first thread only.
+
+        `hand` may have started several concurrently.
+        """
         with self._lock:
             if self._thread is not None:
                 return False

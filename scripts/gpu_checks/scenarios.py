@@ -29,7 +29,7 @@ def plan(features: Collection[str] | None) -> dict[str, list[str]]:
 
 
 def ddp() -> list[str]:
-    """Return the names of the scenarios of DDP that run on a GPU."""
+    """Return the names of DDP's scenarios that run on a GPU."""
     with _importable(TESTS, TESTS / "ddp"):
         from torchrun import ON_A_GPU
     return ON_A_GPU

@@ -101,7 +101,10 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, usable: bool) -> list[Finding]:
-    """Return findings about a framework; it may be missing if another is ``usable``."""
+    """Return findings about a framework.
+
+    It may be missing if another is ``usable``.
+    """
     shown = FRAMEWORKS[name]
     error, stage = facts.get("error"), facts.get("stage")
     rebuild = f"rebuild Horovod with {BUILD_FLAGS[name]}, using the commands in {install_page()},"

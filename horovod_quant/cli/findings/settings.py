@@ -122,7 +122,10 @@ def cycle_finding(environment: Mapping[str, str]) -> Finding | None:
 
 
 def number(environment: Mapping[str, str], name: str, default: float) -> tuple[float, str]:
-    """Return a setting's leading number, else 0, as Horovod does; and its text."""
+    """Return a setting's leading number, and its text.
+
+    Without a number it is 0, as in Horovod.
+    """
     given = environment.get(name)
     if given is None:
         return default, f"{name}={default:g}" if default < 1e5 else f"{name}={default:.0f}"
