@@ -67,8 +67,8 @@ class CharTransformer(nn.Module):
     def loss(self, windows: torch.Tensor) -> torch.Tensor:
         """Return the mean cross entropy of windows, in nats.
 
-    Windows are ``[sequence, context + 1]``.
-    """
+        Windows are ``[sequence, context + 1]``.
+        """
         logits = self(windows[:, :-1])
         return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
