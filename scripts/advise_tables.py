@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +19,11 @@ from horovod_quant.analysis import advice, pays
 from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
 from horovod_quant.analysis.advice import Row
 from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_cost
-from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABIT, INSIDE_HOST
-from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
+from horovod_quant.analysis.fabrics import ACCELERATORS, GIGABIT, INSIDE_HOST
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.analysis.network import GLOO, NCCL, NO_SOFTWARE, Network, Software, nccl_software
-from horovod_quant.analysis.recommendation import best_few, is_fine, recommend
+from horovod_quant.analysis.recommendation import best_few, best_of, is_fine
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
 from horovod_quant.schemes import GlobalQSGD
@@ -85,16 +86,12 @@ CLUSTERS = (
 def setting(cluster: Cluster, speeds: KernelSpeeds) -> Setting:
     """Return the setting that `horovod-quant advise` makes of the same names."""
     shapes = MODELS[cluster.model]
+    network = Network(cluster.hosts, cluster.per_host, parse_rate(cluster.rate))
     if cluster.controller == GLOO:
-        bandwidth, inside = parse_rate(cluster.rate), parse_rate(cluster.inside)
-        return Setting(
-            shapes, Network(cluster.hosts, cluster.per_host, bandwidth, local_bandwidth=inside), speeds
-        )
-    link, local = BETWEEN_HOSTS[cluster.rate], INSIDE_HOST[cluster.inside]
-    network = Network(
-        cluster.hosts, cluster.per_host, link.bandwidth, link.latency, local.bandwidth, local.latency
-    )
-    return on_accelerators(shapes, network, ACCELERATORS["a100"], speeds)
+        return Setting(shapes, replace(network, local_bandwidth=parse_rate(cluster.inside)), speeds)
+    local = INSIDE_HOST[cluster.inside]
+    network = replace(network, local_bandwidth=local.bandwidth, local_latency=local.latency)
+    return on_accelerators(shapes, network, ACCELERATORS["a100"])
 
 
 def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False) -> list[Row]:
@@ -104,11 +101,6 @@ def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False
     return [advice.row_of(choice, where, STEPS[cluster.model]) for choice in chosen]
 
 
-def recommended(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> Row:
-    name = recommend(rows, setting(cluster, speeds)).method
-    return next(row for row in rows if row.name == name)
-
-
 def beaten_by(best: Row, rows: Sequence[Row]) -> list[str]:
     """Return methods with no larger nmse whose steps are much shorter."""
     assert best.step is not None
@@ -116,9 +108,9 @@ def beaten_by(best: Row, rows: Sequence[Row]) -> list[str]:
     return [row.name for row in fine if BEATEN * (row.step or 0.0) < best.step]
 
 
-def cluster_line(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> str:
-    best = recommended(cluster, rows, speeds)
-    shown = [row for row in best_few(rows, best.name) if row.name not in (best.name, NONE)]
+def cluster_line(cluster: Cluster, rows: Sequence[Row]) -> str:
+    best = best_of(rows)
+    shown = [row for row in best_few(rows, best) if row.name not in (best.name, NONE)]
     optimizers = [row for row in rows if row.own_optimizer is not None and row.refusal is None]
     quickest = min(optimizers, key=lambda row: row.step or 0.0)
     cells = [
@@ -143,8 +135,8 @@ def cluster_table(speeds: KernelSpeeds) -> str:
     ]
     for cluster in CLUSTERS:
         rows = modelled(cluster, speeds)
-        lines.append(cluster_line(cluster, rows, speeds))
-        beaten = beaten_by(recommended(cluster, rows, speeds), modelled(cluster, speeds, everything=True))
+        lines.append(cluster_line(cluster, rows))
+        beaten = beaten_by(best_of(rows), modelled(cluster, speeds, everything=True))
         if beaten:
             raise SystemExit(f"{cluster.title}: the recommendation is beaten by {', '.join(beaten)}")
         print(lines[-1], flush=True)
@@ -291,7 +283,7 @@ def kernel_speeds(measure: bool) -> KernelSpeeds:
     if measure:
         choices = advice.considered(Setting({}, Network(2, 2), KernelSpeeds({})), everything=True)
         schemes = [choice.method for choice in choices if isinstance(choice.method, Scheme)]
-        SPEEDS.write_text(json.dumps(measure_kernels(sufficient(schemes), seconds=20.0).as_json()) + "\n")
+        SPEEDS.write_text(json.dumps(measure_kernels(schemes, seconds=20.0).as_json()) + "\n")
     return KernelSpeeds.from_json(json.loads(SPEEDS.read_text()))
 
 

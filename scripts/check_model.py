@@ -23,18 +23,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pages import insert
 
 from horovod_quant import kernels
-from horovod_quant.analysis import advice
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, predict, read_bench
-from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
-from horovod_quant.analysis.models import MODELS
-from horovod_quant.analysis.network import DDP, MPI, Network, Software
-from horovod_quant.analysis.steps import Step
+from horovod_quant.analysis.network import DDP, MPI, Software
 from horovod_quant.analysis.units import parse_rate, show_seconds
 from horovod_quant.frontends import methods
 
@@ -316,31 +312,6 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores for all hosts, {kernels.describe()}"
 
 
-def hierarchical_table(speeds_of: Any) -> str:
-    """Predict bytes and times for 8 hosts of 8 workers."""
-    chosen = advice.choices(["global-qsgd-8", "qsgd-4", "nuqsgd-4", "binsgdm"], hierarchical=True)
-    speeds = speeds_of(chosen)
-    rates, local = ("10gbit", "25gbit", "100gbit"), ("8gbit", "80gbit")
-    columns = [(rate, inside) for inside in local for rate in rates]
-    lines = [
-        "| 8 hosts of 8 workers, " + MODEL + " | MB from a host | "
-        + " | ".join(f"{rate}, inside {inside}" for rate, inside in columns) + " |",
-        "| --- | --- |" + " --- |" * len(columns),
-    ]  # fmt: skip
-    for choice in chosen:
-        entries, sent = [], ""
-        for rate, inside in columns:
-            network = Network(8, 8, parse_rate(rate), local_bandwidth=parse_rate(inside))
-            row = advice.row_of(choice, Setting(MODELS[MODEL], network, speeds), Step(0.0))
-            if row.cost is None or row.exchange is None:
-                entries.append("impossible")
-                continue
-            sent = f"{1e-6 * row.cost.host_bytes:,.1f}"
-            entries.append(show_seconds(row.exchange))
-        lines.append(f"| {choice.name} | {sent} | " + " | ".join(entries) + " |")
-    return "\n".join(lines)
-
-
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -386,17 +357,8 @@ def main() -> int:
         f"{good} of {len(predictions)} predictions ({100 * good / len(predictions):.0f}%) are within {WITHIN:.0%} of "
         f"what was measured."
     )
-    hierarchical = hierarchical_table(
-        lambda chosen: measure_kernels(
-            [choice.method for choice in chosen if not isinstance(choice.method, str)]
-        )
-    )
-    texts = {
-        arguments.controller: section(arguments.controller, cells, fitted, found, summary),
-        "hierarchical": hierarchical,
-    }
-    for mark, text in texts.items():
-        arguments.page.write_text(insert(arguments.page.read_text(), mark, "check-model", text))
+    text = section(arguments.controller, cells, fitted, found, summary)
+    arguments.page.write_text(insert(arguments.page.read_text(), arguments.controller, "check-model", text))
     written = {
         "controller": arguments.controller,
         "kernels": kernels.describe(),

@@ -87,7 +87,7 @@ def test_imports_point_one_way() -> None:
         ("kernels.triton.each", "from horovod_quant.torch import memory"),
         ("codecs.base", "def late():\n    import horovod_quant.reductions.base"),
         ("reductions.base", "from horovod_quant import schemes"),
-        ("schemes.qsgd", "class Late:\n    from horovod_quant.analysis import bounds"),
+        ("schemes.qsgd", "class Late:\n    from horovod_quant.analysis import advice"),
         ("schemes.base", "from horovod_quant.transports.pairwise_via_allreduce import with_swaps"),
         ("transports.mpi", "def late():\n    from horovod_quant import simulator"),
         ("reductions.agreement", "from horovod_quant.frontends import policy"),

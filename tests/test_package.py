@@ -30,7 +30,6 @@ def python(code: str) -> subprocess.CompletedProcess:
         "horovod_quant.frontends.policy",
         "horovod_quant.frontends.stats",
         "horovod_quant.frontends.frontend",
-        "horovod_quant.analysis.bounds",
         "horovod_quant.analysis.cost_model",
         "horovod_quant.cli.main",
     ],

@@ -1,1 +1,1 @@
-"""Error bounds and cost models."""
+"""What `advise` computes: cost models and recommendations."""

@@ -9,12 +9,11 @@ import math
 from dataclasses import dataclass, replace
 
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.fabrics import INSIDE_HOST
 from horovod_quant.analysis.groups import GROUP_BYTES
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.analysis.network import GLOO, LOCAL_BANDWIDTH, NCCL, Network, Software, nccl_software
-from horovod_quant.analysis.work import DECODE, NORMS, Call, phase_of
+from horovod_quant.analysis.network import NCCL, Network, nccl_software
+from horovod_quant.analysis.work import Call
 
 ATTAINED = 0.8
 """Assumed share of the memory bandwidth for unmeasured kernels: the aim of docs/gpu.md."""
@@ -53,10 +52,9 @@ def traffic(kernel: str) -> tuple[float, float | None]:
     """Return a kernel's memory traffic as in `_TRAFFIC`; an unknown one reads and writes one number."""
     if kernel in _TRAFFIC:
         return _TRAFFIC[kernel]
-    phase = phase_of(kernel)
-    if phase == NORMS:
+    if kernel.startswith(("bucket_", "tensor_", "rotated_samples")):
         return _FLOAT, 0.0
-    if phase == DECODE or kernel.startswith("encode_"):
+    if kernel.startswith(("encode_", "decode_", "add_", "rotated_sum_checks")):
         return _FLOAT, None
     return 2 * _FLOAT, 0.0
 
@@ -79,41 +77,20 @@ def memory_bound(memory_bandwidth: float) -> MemoryBound:
 
     Args:
         memory_bandwidth: bytes per second, from the data sheet.
-
-    Raises:
-        ValueError: ``memory_bandwidth`` is no positive finite number.
     """
-    if not 0 < memory_bandwidth < math.inf:
-        raise ValueError(f"memory_bandwidth={memory_bandwidth!r}: use bytes per second, more than 0")
     cast = 1.5 * _FLOAT / (ATTAINED * memory_bandwidth)
     return MemoryBound({}, (cast, cast), memory_bandwidth)
 
 
 def on_accelerators(
-    shapes: Shapes,
-    network: Network,
-    memory_bandwidth: float,
-    host_speeds: KernelSpeeds,
-    group_bytes: int = GROUP_BYTES,
+    shapes: Shapes, network: Network, memory_bandwidth: float, group_bytes: int = GROUP_BYTES
 ) -> Setting:
     """Return the setting of gradients on accelerators, exchanged by NCCL.
-
-    Gloo exchanges gradients of schemes that need host memory.
 
     Args:
         shapes, group_bytes: see `Setting`.
         network: the hosts and links.
         memory_bandwidth: see `memory_bound`.
-        host_speeds: speeds of the processor's kernels.
     """
-    on_host = replace(
-        network,
-        controller=GLOO,
-        software=Software(),
-        local_bandwidth=min(network.local_bandwidth, LOCAL_BANDWIDTH),
-    )
-    # To the host and back, over each accelerator's PCIe slot.
-    staging = 2 * _FLOAT / INSIDE_HOST["pcie3"].bandwidth
-    host = Setting(shapes, on_host, host_speeds, group_bytes, staging=staging)
     network = replace(network, controller=NCCL, software=nccl_software(memory_bandwidth))
-    return Setting(shapes, network, memory_bound(memory_bandwidth), group_bytes, host=host)
+    return Setting(shapes, network, memory_bound(memory_bandwidth), group_bytes)

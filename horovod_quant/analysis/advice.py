@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
 from horovod_quant.analysis.groups import MIN_ELEMENTS, compressed_names
-from horovod_quant.analysis.network import DDP
+from horovod_quant.analysis.network import DDP, NCCL, Network
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.frontends import methods
@@ -144,25 +144,30 @@ def steps_to_loss(method: Method, nmse: float | None) -> float | None:
     return None if nmse is None else 1 + nmse
 
 
-def choices(names: Iterable[str], hierarchical: bool, inside: Inside = FLOAT32) -> list[Choice]:
+def choices(names: Iterable[str], network: Network, inside: Inside = FLOAT32) -> list[Choice]:
     """Return no compression and the named methods, each once.
+
+    Each method's hierarchical exchange follows it if hosts have several workers.
 
     Args:
         names: names of methods.
-        hierarchical: whether to add the hierarchical exchange of each of this package's methods.
+        network: the workers.
         inside: how gradients travel inside a host in hierarchical exchanges.
 
     Raises:
         ValueError: there is no such method.
     """
-    found = {NONE: choice_of(methods.parse(NONE))}
-    for name in names:
-        method = methods.parse(name)
-        found[method.name] = choice_of(method)
-        if hierarchical and method.scheme_class is not None:
-            nested = choice_of(method, hierarchical=True, inside=inside)
-            found[nested.name] = nested
+    found = {}
+    for name in (NONE, *names):
+        for hierarchical in _kinds(network):
+            choice = choice_of(methods.parse(name), hierarchical=hierarchical, inside=inside)
+            found[choice.name] = choice
     return list(found.values())
+
+
+def _kinds(network: Network) -> tuple[bool, ...]:
+    """Return the values of ``hierarchical`` worth modelling."""
+    return (False, True) if network.workers_per_host > 1 and network.hosts > 1 else (False,)
 
 
 def considered(
@@ -180,11 +185,9 @@ def considered(
         everything: whether to return all numbers of bits instead.
         inside: how gradients travel inside a host in hierarchical exchanges.
     """
-    network = setting.network
     found: list[Choice] = []
     for family in methods.every_family():
-        is_nested = (False, True) if network.workers_per_host > 1 and network.hosts > 1 else (False,)
-        for hierarchical in is_nested if family.members[0].scheme_class else (False,):
+        for hierarchical in _kinds(setting.network) if family.members[0].scheme_class else (False,):
             members = [
                 choice_of(method, hierarchical=hierarchical, inside=inside) for method in family.members
             ]
@@ -294,9 +297,9 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
     optimizer = inner_of(scheme).own_optimizer
     if optimizer is not None and setting.network.controller == DDP:
         return needs_horovod(optimizer)
-    if isinstance(scheme, Hierarchical) and setting.network.workers_per_host == 1:
-        return "with one worker per host it is the same as without"
-    if setting.host is not None and getattr(inner_of(scheme), "trellis", False):
+    if setting.network.controller == NCCL and scheme.host_requirement() is not None:
+        return f"{scheme.host_requirement()} needs the gradients in the host's memory"
+    if setting.network.controller == NCCL and getattr(inner_of(scheme), "trellis", False):
         return "the time of the trellis on a GPU is not known: it depends on the paths that it compares, not on bytes"
     if not compressed_names(scheme, setting.shapes):
         return f"every gradient has fewer than {MIN_ELEMENTS} elements and is sent unchanged"

@@ -8,33 +8,32 @@ from horovod_quant import kernels
 from horovod_quant.analysis.accelerators import ATTAINED, MemoryBound
 from horovod_quant.analysis.advice import MOST_NMSE, Row
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.network import DDP, NCCL, float32_allreduce, latency_seconds, messages
+from horovod_quant.analysis.network import DDP, NCCL
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
 
-MANY = 64
-"""Number of workers from which limits of the lab's evidence are listed."""
-
 
 def assumptions(
     setting: Setting, step: Step, *, calibrated: bool, rows: Sequence[Row], max_nmse: float = MOST_NMSE
 ) -> list[str]:
-    """Return the assumptions, one sentence each; from `MANY` workers on there are more."""
+    """Return the assumptions, one sentence each."""
     network = setting.network
     cores = f"{network.cores_per_worker:g} core{'' if network.cores_per_worker == 1 else 's'}"
     found = [
         "The steps to the same loss grow by the nmse, as with a batch that much smaller: the most that theory expects. "
         "The nmse is that of gradients like white noise; heavier tails may have a larger one.",
         f"Methods with an nmse above {max_nmse:g} (--max-nmse) are not recommended, however short their steps.",
-        *_kernels(setting, rows),
+        *_kernels(setting),
         f"Each worker has {cores} (--cores-per-worker); its backward pass "
         f"{'leaves them free' if step.accelerator else 'uses them as well'}.",
         f"{'DDP' if network.controller == DDP else 'Horovod'}'s overhead beyond the wire is "
         f"{'fitted to the benchmark files' if calibrated else 'as measured in the lab (--calibrate uses yours)'}.",
         "All links have the same speed, nothing else uses them, no switch is congested, and no worker is late.",
+        f"An allreduce is {'a ring or a tree' if network.controller == NCCL else 'one ring'} through all workers, "
+        f"whose latencies add up.",
     ]
     if not step.backward:
         found.append("No part of the backward pass overlaps with the exchange (--backward).")
@@ -46,45 +45,21 @@ def assumptions(
     others = dict.fromkeys(type(each).__name__ for each in schemes if not registry.is_own(type(each)))
     if others:
         found.append(f"What {', '.join(others)} may compute without this package's kernels is not counted.")
-    if network.workers >= MANY:
-        steps = messages(float32_allreduce(1), network.workers)
-        seconds = latency_seconds(float32_allreduce(1), network)
-        ring = (
-            f"one ring through all {network.workers:,} workers: {steps:,} messages, one after another, whose"
-            if network.controller != NCCL
-            else "a ring or a tree whose"
-        )
-        found += [
-            f"An allreduce is {ring} latencies alone take {show_seconds(seconds)}.",
-        ]
-    if network.workers >= MANY and network.controller != DDP:
-        found += [
+    if network.controller != DDP:
+        found.append(
             f"Workers agree on a collective within {show_seconds(network.software.overhead)}, however many there are: "
-            f"Horovod's coordinator was measured with 4 at most, and takes longer with thousands.",
-        ]
+            f"Horovod's coordinator was measured with 4 at most, and takes longer with thousands."
+        )
     return found
 
 
-def _kernels(setting: Setting, rows: Sequence[Row]) -> list[str]:
-    here = f"as fast as this machine's: {kernels.describe()}"
+def _kernels(setting: Setting) -> list[str]:
     if not isinstance(setting.speeds, MemoryBound):
-        return [f"Every worker's kernels are {here}."]
-    found = [
+        return [f"Every worker's kernels are as fast as this machine's: {kernels.describe()}."]
+    return [
         f"Kernels take as long as moving their bytes at {ATTAINED:.0%} of {1e-9 * setting.speeds.memory_bandwidth:,g} "
         f"GB/s (--memory-bandwidth), or the share measured on an H200, and the host takes "
         f"{show_seconds(setting.network.software.launch)} for each launch: no exchange between several GPUs has "
         f"confirmed this model.",
-        "NCCL uses rings, or trees where they are faster, and both directions of a link at once.",
+        "NCCL uses both directions of a link at once.",
     ]
-    staged = [
-        row.choice.family
-        for row in rows
-        if isinstance(row.choice.method, Scheme) and row.choice.method.host_requirement() is not None
-    ]
-    if staged and setting.host is not None:
-        names = ", ".join(dict.fromkeys(staged))
-        found.append(
-            f"Gradients are copied to the host and back for {names}, whose kernels run on the CPU, {here}; Horovod "
-            f"exchanges these over {setting.host.network.controller}."
-        )
-    return found

@@ -190,9 +190,7 @@ def predict(observation: Observation, speeds: KernelSpeeds, software: Software) 
     }
 
 
-def calibrate(
-    observations: Sequence[Observation], speeds: KernelSpeeds, start: Software | None = None
-) -> Software:
+def calibrate(observations: Sequence[Observation], speeds: KernelSpeeds) -> Software:
     """Return the `Software` that fits the measured exchanges best.
 
     Gauss-Newton on logarithms, with steps halved while they make it worse.
@@ -200,9 +198,8 @@ def calibrate(
     Args:
         observations: the benches and their networks.
         speeds: speeds of the kernels of all their methods.
-        start: the prior's values; by default those of the first one's controller.
     """
-    start = default_software(observations[0].network.controller) if start is None else start
+    start = default_software(observations[0].network.controller)
     prior = np.log([getattr(start, name) for name in UNCERTAINTY])
     strength = 1 / np.array(list(UNCERTAINTY.values()))
 

@@ -61,8 +61,7 @@ class Cost:
 
     Attributes:
         kernels: seconds in kernels (casts, for fp16), including contention for cores.
-        frontend: seconds of the frontend's own work per gradient, of kernel launches, and of copies between
-            accelerator and host.
+        frontend: seconds of the frontend's own work per gradient, and of kernel launches.
         network: seconds of all collectives, including Horovod's overhead.
         exposed: seconds by which the exchange makes the step longer.
         bytes_sent: bytes sent by one worker on average, including control tensors and gradients that are too small.
@@ -85,27 +84,16 @@ class Setting(NamedTuple):
         network: workers and links.
         speeds: speeds of the kernels of all methods of interest.
         group_bytes: the compressor's argument.
-        host: for gradients on accelerators, the setting of schemes that need host memory.
-        staging: seconds to copy an element to the host and back.
     """
 
     shapes: Shapes
     network: Network
     speeds: KernelSpeeds
     group_bytes: int = GROUP_BYTES
-    host: Setting | None = None
-    staging: float = 0.0
-
-    def serving(self, method: Method) -> Setting:
-        """Return the setting of this method's exchange: the host's if the scheme needs it."""
-        if self.host is None or not isinstance(method, Scheme) or method.host_requirement() is None:
-            return self
-        return self.host
 
     def with_network(self, **changes: Any) -> Setting:
         """Return the setting with changes of the network."""
-        host = self.host and self.host.with_network(**changes)
-        return self._replace(network=replace(self.network, **changes), host=host)
+        return self._replace(network=replace(self.network, **changes))
 
 
 def exchange_cost(
@@ -132,7 +120,6 @@ def exchange_cost(
     """
     if not 0 <= backward < math.inf:
         raise ValueError(f"backward={backward!r}: use seconds, 0 or more")
-    setting = setting.serving(method)
     arrivals = _arrivals(setting.shapes, backward)
     if isinstance(method, Scheme):
         resolved(method, workers_of(method, setting.network))
@@ -243,7 +230,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     rest_ticket = 0.0
     for name in compressed:
         clock.arrive(arrivals[name])
-        clock.compute(frontend + setting.staging / 2 * prod(shapes[name]))
+        clock.compute(frontend)
         if name == compressed[-1]:  # Horovod launches it in parts, most of them earlier
             rest_ticket = clock.launch(collective_seconds(rest, network))
         if name in completes:
@@ -263,16 +250,11 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     clock.compute(frontend * small)
     for index, work in enumerate(works):
         clock.wait(tickets[index])
-        staging = setting.staging / 2 * sum(prod(shapes[name]) for name in groups[index])
-        clock.compute(
-            launch + frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode) + staging
-        )
+        clock.compute(launch + frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode))
 
     return Cost(
         kernel_stretch * speeds.seconds(call for work in works for call in work.calls),
-        frontend=2 * frontend * len(shapes)
-        + launch * sum(len(work.stages) + 1 for work in works)
-        + setting.staging * sum(prod(shapes[name]) for name in compressed),
+        frontend=2 * frontend * len(shapes) + launch * sum(len(work.stages) + 1 for work in works),
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
         **_bytes([*(request for work in works for _, request in work.stages), rest], network),

@@ -1,7 +1,6 @@
-"""Named links and accelerators; docs/advise.md has the sources.
+"""Named links inside a host, and accelerators; docs/advise.md has the sources.
 
-Units: seconds, bytes, bytes per second. The bandwidth of a host's link is that of each direction, headers included;
-that between workers of a host is NCCL's assumption or a report's measurement.
+Units: seconds, bytes, bytes per second. The bandwidth of a link is NCCL's assumption or a report's measurement.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from typing import NamedTuple
 
 GIGABIT, GIGABYTE = 1e9 / 8, 1e9
 
-TCP = 50e-6
-"""Latency through TCP: an assumption."""
-INFINIBAND, PCIE, NVLINK = 9.6e-6, 5.7e-6, 3.4e-6
+PCIE, NVLINK = 5.7e-6, 3.4e-6
 """Latencies of src/graph/tuning.cc of NCCL 2.8 (ring)."""
 
 
@@ -22,16 +19,6 @@ class Fabric(NamedTuple):
     bandwidth: float
     latency: float
 
-
-BETWEEN_HOSTS = {
-    "10gbe": Fabric(10 * GIGABIT, TCP),
-    "25gbe": Fabric(25 * GIGABIT, TCP),
-    "100gbe": Fabric(100 * GIGABIT, TCP),
-    "infiniband-edr": Fabric(100 * GIGABIT, INFINIBAND),
-    "infiniband-hdr": Fabric(200 * GIGABIT, INFINIBAND),
-    "infiniband-ndr": Fabric(400 * GIGABIT, INFINIBAND),
-}
-"""Links between hosts."""
 
 INSIDE_HOST = {
     "pcie3": Fabric(12 * GIGABYTE, PCIE),

@@ -8,28 +8,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from horovod_quant import kernels as kernel_backends
-from horovod_quant.analysis.work import (
-    Call,
-    Watched,
-    cached_work_of,
-    describe_call,
-    resolved,
-)
+from horovod_quant import kernels
+from horovod_quant.analysis.work import Call, Watched, cached_work_of, describe_call, resolved, run_alone
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.schemes.base import (
-    Allgather,
-    Alltoall,
-    BinaryState,
-    Gradient,
-    Scheme,
-    Workers,
-)
+from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 
 
@@ -92,8 +80,6 @@ def measure_kernels(
     *,
     elements: int = 2**20,
     seconds: float = 1.0,
-    kernels: str = "auto",
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> KernelSpeeds:
     """Measure the kernels of some schemes on one core of this machine.
 
@@ -102,31 +88,22 @@ def measure_kernels(
     results are medians over the repetitions.
 
     Args:
-        schemes: schemes whose kernels to measure.
+        schemes: schemes whose kernels to measure; those whose kernels others have too are left out.
         elements: size of the gradient, a multiple of 4,096. 2^20 is 4 MB, more than most caches hold for long.
         seconds: rough total time to spend; every kernel is measured at least once.
-        kernels: the backend.
-        progress: called with what is measured next, how many schemes are done, and how many there are.
-
-    Raises:
-        ValueError: ``elements`` is not a multiple of 4,096.
     """
-    if elements < 4096 or elements % 4096:
-        raise ValueError(f"elements={elements!r}: use a multiple of 4096")
-    schemes = list(dict.fromkeys(schemes))
-    stopwatch = _Stopwatch(kernel_backends.get(kernels))
+    schemes = _sufficient(schemes)
+    backend = kernels.get()
+    stopwatch = _Stopwatch(backend)
     values = np.random.default_rng(0).standard_normal(elements, np.float32)
-    for done, scheme in enumerate(schemes):
-        progress(str(scheme), done, len(schemes))
+    for scheme in schemes:
         share = seconds / len(schemes)
-        stopwatch.active = False
         # The first call loads the library and touches the memory.
-        _run_alone(scheme, values, Workers(0, 1), stopwatch.kernels)
-        stopwatch.active = True
+        _run(scheme, values, Workers(0, 1), backend)
         begin, rounds = time.perf_counter(), 0
         while not rounds or (rounds < 9 and time.perf_counter() - begin < share):
             for workers in _measured(scheme):
-                _run_alone(scheme, values, workers, stopwatch.kernels)
+                _run(scheme, values, workers, stopwatch.kernels)
             rounds += 1
     to_half = _cpu_seconds(lambda: values.astype(np.float16)) / elements
     half = values.astype(np.float16)
@@ -134,16 +111,16 @@ def measure_kernels(
     return KernelSpeeds(stopwatch.speeds(), (to_half, from_half))
 
 
-def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
+def _sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
     """Return fewer schemes that use every kernel and width of all."""
     kept: list[Scheme] = []
     known: set[tuple[str, int]] = set()
     for scheme in dict.fromkeys(schemes):
-        found = {
-            (call.kernel, call.bits)
-            for workers in _measured(scheme)
-            for call in _calls_alone(scheme, workers)
-        }
+        found = set()
+        for workers in _measured(scheme):
+            with suppress(ValueError):  # too many for the scheme, which is not run then
+                work = cached_work_of(scheme, (2**20,), workers.size, workers.local_size)
+                found |= {(call.kernel, call.bits) for call in work.calls}
         if not found or not found <= known:
             kept.append(scheme)
             known |= found
@@ -158,15 +135,7 @@ def _measured(scheme: Scheme) -> list[Workers]:
     return [Workers(0, 1), Workers(0, 16, local_size=4), Workers(0, 4, local_size=4)]
 
 
-def _calls_alone(scheme: Scheme, workers: Workers) -> list[Call]:
-    """Return the kernel calls of `_run_alone`."""
-    try:
-        return cached_work_of(scheme, (2**20,), workers.size, workers.local_size).calls
-    except ValueError:
-        return []
-
-
-def _run_alone(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: Any) -> None:
+def _run(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: Any) -> None:
     """Run one worker of an exchange of equal gradients; do nothing if workers are too many."""
     try:
         scheme = resolved(scheme, workers)
@@ -175,23 +144,9 @@ def _run_alone(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: An
     keys = RngKey(0, "measured")
     start, stop = scheme.owned(keys.name, len(values), workers)
     state = BinaryState(np.zeros_like(values[start:stop]), np.zeros_like(values[start:stop]), 0.9)
-    exchange = scheme.begin([Gradient(values, keys, 0, state)], workers, kernels)
-    answer: Any = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as stopped:
-            stopped.value.write(0, 1.0, np.zeros_like(values))
-            return
-        others = workers.size_of(request.group)
-        if isinstance(request, Allgather) and request.lengths is not None:
-            answer = [np.resize(request.array, length) for length in request.lengths]
-        elif isinstance(request, Allgather):
-            answer = [request.array] * others
-        elif isinstance(request, Alltoall):
-            answer = [request.array[: request.splits[0]]] * others
-        else:
-            answer = request.array
+    gradients = [Gradient(values, keys, 0, state)]
+    for _ in run_alone(scheme, gradients, workers, kernels, [np.zeros_like(values)], np.resize):
+        pass
 
 
 def _cpu_seconds(function: Callable[[], Any]) -> float:
@@ -207,7 +162,6 @@ class _Stopwatch:
     """A backend whose kernels are timed."""
 
     def __init__(self, backend: Any) -> None:
-        self.active = True
         self._seconds: dict[tuple[str, int, int], list[float]] = {}
         self.kernels = Watched(backend, lambda name: self._timed(name, getattr(backend, name)), {})
 
@@ -216,11 +170,10 @@ class _Stopwatch:
             begin = time.thread_time()
             result = kernel(*arguments, **named)
             seconds = time.thread_time() - begin
-            if self.active:
-                call, _ = describe_call(name, arguments, named)
+            call, _ = describe_call(name, arguments, named)
+            if call.elements:
                 key = (call.kernel, call.bits, call.arrays)
-                if call.elements:
-                    self._seconds.setdefault(key, []).append(seconds / call.elements)
+                self._seconds.setdefault(key, []).append(seconds / call.elements)
             return result
 
         return run

@@ -218,24 +218,17 @@ class Network:
         return min(1.0, max(0.0, (self.cores_per_worker - none) / (full - none)))
 
 
-def messages(request: Request, workers: int) -> int:
-    """Return the number of successive messages: ``2 (n-1)`` in a ring allreduce, else ``n-1``."""
-    if not isinstance(request, (Allreduce, CustomAllreduce, Allgather, Alltoall)):
-        raise TypeError(f"not a request: {request!r}")
-    return (2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1) * (workers - 1)
-
-
 def latency_seconds(request: Request, network: Network) -> float:
-    """Return a collective's seconds of latency.
+    """Return a collective's seconds of latency: of ``2 (n-1)`` messages in a ring allreduce, else ``n-1``.
 
     A ring's steps inside a host take the local latency under NCCL, where a host's workers are neighbours that do not
     wait for all others; under Gloo and MPI all wait for the slowest. For an allreduce NCCL takes a tree between hosts
     where that is faster: twice its depth, and down a chain inside the host (src/graph/tuning.cc of NCCL 2.8).
     """
-    steps = messages(request, network.workers)
+    directions = 2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1
     if network.controller != NCCL:
-        return steps * (network.latency if network.hosts > 1 else network.local_latency)
-    directions = steps // (network.workers - 1)
+        latency = network.latency if network.hosts > 1 else network.local_latency
+        return directions * (network.workers - 1) * latency
     between, inside = network.hosts - 1, network.workers - network.hosts
     ring = directions * (between * network.latency + inside * network.local_latency)
     if directions == 1:

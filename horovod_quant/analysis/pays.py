@@ -5,20 +5,16 @@ Hosts have one accelerator each. No cell has been measured, so each is marked "m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod_quant.analysis import advice
 from horovod_quant.analysis.accelerators import on_accelerators
-from horovod_quant.analysis.advice import Row
-from horovod_quant.analysis.cost_model import NONE, Setting
+from horovod_quant.analysis.cost_model import NONE
 from horovod_quant.analysis.fabrics import ACCELERATORS
-from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.analysis.network import Network
-from horovod_quant.analysis.recommendation import recommend
+from horovod_quant.analysis.recommendation import best_of
 from horovod_quant.analysis.steps import Step
-from horovod_quant.schemes.base import Scheme
 
 ACCELERATOR, PEAK = "a100", 312e12
 """Assumed accelerator, and its dense bfloat16 operations per second (NVIDIA's data sheet)."""
@@ -91,17 +87,7 @@ def cell(model: str, hosts: int, bandwidth: float, latency: float = LATENCY) -> 
         latency: seconds of a message.
     """
     network = Network(hosts, 1, bandwidth, latency)
-    where = on_accelerators(MODELS[model], network, ACCELERATORS[ACCELERATOR], KernelSpeeds({}))
-    rows = modelled(where, JOBS[model].step)
-    best = next(row for row in rows if row.name == recommend(rows, where).method)
+    where = on_accelerators(MODELS[model], network, ACCELERATORS[ACCELERATOR])
+    rows = [advice.row_of(choice, where, JOBS[model].step) for choice in advice.considered(where)]
+    best = best_of(rows)
     return Cell(best.gain or 1.0, None if best.name == NONE else best.choice.code)
-
-
-def modelled(where: Setting, step: Step) -> Sequence[Row]:
-    """Return a row for each method whose kernels run on the accelerator."""
-    chosen = [
-        choice
-        for choice in advice.considered(where)
-        if not isinstance(choice.method, Scheme) or choice.method.host_requirement() is None
-    ]
-    return [advice.row_of(choice, where, step) for choice in chosen]

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod_quant.analysis.advice import MOST_NMSE, Row
-from horovod_quant.analysis.cost_model import NONE, Setting
+from horovod_quant.analysis.cost_model import NONE
 from horovod_quant.analysis.units import show_rate, show_seconds
-from horovod_quant.schemes import Hierarchical
-from horovod_quant.schemes.base import Scheme
-from horovod_quant.schemes.hierarchical import inner_of
 
 AS_FAST = 1.02
 """Ratio of times up to which methods count as equally fast; then nmse decides."""
@@ -38,33 +35,41 @@ class Recommendation(NamedTuple):
     why: str
 
 
-def recommend(rows: Sequence[Row], setting: Setting, max_nmse: float = MOST_NMSE) -> Recommendation:
-    """Recommend the fastest paying method within ``max_nmse``, or no compression.
+def recommend(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Recommendation:
+    """Return `best_of` the rows with its reasons.
 
     A method that is another optimizer, or does not state its nmse, is mentioned if it is faster still, but never
     recommended.
 
     Args:
         rows: predictions of all methods, that of no compression first.
-        setting: the setting of the predictions.
         max_nmse: see `Row.nmse`.
     """
-    none = rows[0]
-    paying = [row for row in rows[1:] if row.pays]
-    good = [row for row in paying if is_fine(row, max_nmse)]
-    if not good:
-        why = " ".join(_not_recommended(paying, none, max_nmse)) or _stay(rows)
-        return Recommendation(NONE, none.choice.code, NOTHING_FASTER, why)
-    best = first(good)
+    none, best = rows[0], best_of(rows, max_nmse)
+    others = _not_recommended([row for row in rows[1:] if row.pays], best, max_nmse)
+    if best is none:
+        return Recommendation(NONE, none.choice.code, NOTHING_FASTER, " ".join(others) or _stay(rows))
     faster = (
         f"{best.gain:.2f}x faster to the same loss; a step takes {show_seconds(step_of(best))} instead of "
         f"{show_seconds(step_of(none))} ({best.speed_up:.2f}x)"
     )
     biased = ", and its expected average has not been shown to be the exact one" if best.is_biased else ""
-    why = f"{_limit(best)}; {_quality(best, setting)}{biased}."
-    return Recommendation(
-        best.name, best.choice.code, faster, " ".join([why, *_not_recommended(paying, best, max_nmse)])
-    )
+    nmse = best.nmse or 0.0
+    why = f"{_limit(best)}; its nmse is {nmse:.2g}: at most {100 * nmse:.2g}% more steps to the same loss{biased}."
+    return Recommendation(best.name, best.choice.code, faster, " ".join([why, *others]))
+
+
+def best_of(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Row:
+    """Return the fastest paying method within ``max_nmse`` to the same loss, or no compression.
+
+    Within `AS_FAST` it is the one with the smallest nmse.
+    """
+    good = [row for row in rows if row.pays and is_fine(row, max_nmse)]
+    if not good:
+        return next(row for row in rows if row.name == NONE)
+    shortest = min(map(_time, good))
+    equal = [row for row in good if _time(row) <= AS_FAST * shortest]
+    return min(equal, key=lambda row: (row.nmse or 0.0, _time(row)))
 
 
 def is_fine(row: Row, max_nmse: float) -> bool:
@@ -72,17 +77,10 @@ def is_fine(row: Row, max_nmse: float) -> bool:
     return row.own_optimizer is None and row.nmse is not None and row.nmse <= max_nmse
 
 
-def first(good: Sequence[Row]) -> Row:
-    """Return the fastest to the same loss; within `AS_FAST`, that with the smallest nmse."""
-    shortest = min(map(_time, good))
-    equal = [row for row in good if _time(row) <= AS_FAST * shortest]
-    return min(equal, key=lambda row: (row.nmse or 0.0, _time(row)))
-
-
-def best_few(rows: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE) -> list[Row]:
-    """Return no compression and `FEW` methods: the recommended one, and other families' fastest."""
+def best_few(rows: Sequence[Row], best: Row, max_nmse: float = MOST_NMSE) -> list[Row]:
+    """Return no compression and `FEW` methods: the best, and other families' fastest."""
     none = rows[0]
-    chosen = {row.choice.family: row for row in rows[1:] if row.name == recommended}
+    chosen = {} if best is none else {best.choice.family: best}
     fine = [row for row in rows[1:] if row.step is not None and is_fine(row, max_nmse)]
     for row in sorted(fine, key=_time):
         chosen.setdefault(row.choice.family, row)
@@ -90,10 +88,9 @@ def best_few(rows: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE)
 
 
 def fallen_out(
-    rows: Sequence[Row], shown: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE
+    rows: Sequence[Row], shown: Sequence[Row], best: Row, max_nmse: float = MOST_NMSE
 ) -> list[str]:
     """Return a line for each family left out, with the reason."""
-    best = next(row for row in rows if row.name == recommended)
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(row.choice.family, []).append(row)
@@ -106,6 +103,13 @@ def _why_out(members: Sequence[Row], best: Row, max_nmse: float) -> str:
     possible = [row for row in members if row.refusal is None]
     if not possible:
         return f"impossible: {members[-1].refusal}"
+    fine = [row for row in possible if is_fine(row, max_nmse)]
+    if fine:
+        own = min(fine, key=_time)
+        return (
+            f"{_time(own) / _time(best):.3g}x the time to the same loss, with an nmse of {own.nmse:.2g} ({own.name}, "
+            f"{show_seconds(step_of(own))} a step)"
+        )
     quickest = min(possible, key=step_of)
     if quickest.own_optimizer is not None:
         return _optimizer(quickest)
@@ -114,20 +118,8 @@ def _why_out(members: Sequence[Row], best: Row, max_nmse: float) -> str:
         return (
             f"its scheme does not state its nmse ({quickest.name}, {show_seconds(step_of(quickest))} a step)"
         )
-    fine = [row for row in known if is_fine(row, max_nmse)]
-    if not fine:
-        least = min(known, key=lambda row: row.nmse or 0.0)
-        levels = ", which leaves one level" if least.levels == 1 else ""
-        return f"too rough: an nmse of at least {least.nmse:.2g} ({least.name}{levels})"
-    own = min(fine, key=_time)
-    rough = [row.name for row in known if row not in fine and step_of(row) < step_of(own)]
-    which = f"{own.name}, {show_seconds(step_of(own))} a step" + (
-        f"; {rough[-1]}: too rough" if rough else ""
-    )
-    times = _time(own) / _time(best)
-    if times < AS_FAST:
-        return f"as fast, but rougher: an nmse of {own.nmse:.2g} ({which})"
-    return f"slower: the same loss takes {times:.3g}x the time ({which})"
+    least = min(known, key=lambda row: row.nmse or 0.0)
+    return f"too rough: an nmse of at least {least.nmse:.2g} ({least.name})"
 
 
 def _optimizer(row: Row) -> str:
@@ -154,22 +146,6 @@ def _limit(row: Row) -> str:
     if row.break_even == math.inf:
         return "it pays at any bandwidth"
     return f"it pays below {show_rate(row.break_even)}"
-
-
-def _quality(row: Row, setting: Setting) -> str:
-    scheme, network = row.choice.method, setting.network
-    is_nested = isinstance(scheme, Hierarchical)
-    number = network.hosts if is_nested else network.workers
-    left = ""
-    if isinstance(scheme, Scheme) and shares_levels(inner_of(scheme), number):
-        kind = "hosts" if is_nested else "workers"
-        left = f"with the {row.levels} level{'s' * (row.levels != 1)} that the sum of {number} {kind} leaves "
-    return f"{left}its nmse is {row.nmse:.2g}: at most {100 * (row.nmse or 0.0):.2g}% more steps to the same loss"
-
-
-def shares_levels(scheme: Scheme, workers: int) -> bool:
-    """True if the sum of all integers limits a flat scheme's levels."""
-    return scheme.levels_left(workers, workers) != scheme.levels_left(1, 1)
 
 
 def _stay(rows: Sequence[Row]) -> str:

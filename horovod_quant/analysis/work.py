@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -19,77 +19,36 @@ from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Request, Scheme, Workers
 
-NORMS, ENCODE, DECODE = "norms", "encode", "decode"
-
-KERNELS = {
-    "bucket_maxima": NORMS,
-    "bucket_square_sums": NORMS,
-    "bucket_sums": NORMS,
-    "bucket_magnitude_sums": NORMS,
-    "rotated_samples": NORMS,
-    "tensor_maximum": NORMS,
-    "tensor_mean_magnitude": NORMS,
-    "tensor_deviation": NORMS,
-    "less": ENCODE,
-    "where": ENCODE,
-    "minimum": ENCODE,
-    "encode_uniform_sum": ENCODE,
-    "encode_uniform_codes": ENCODE,
-    "encode_exponential": ENCODE,
-    "encode_rotated": ENCODE,
-    "encode_rotated_sum": ENCODE,
-    "binarize": ENCODE,
-    "vote": ENCODE,
-    "to_float16": ENCODE,
-    "to_float32": ENCODE,
-    "mean": ENCODE,
-    "decode_uniform_sum": DECODE,
-    "decode_uniform_codes": DECODE,
-    "decode_exponential": DECODE,
-    "decode_rotated": DECODE,
-    "add_rotated": DECODE,
-    "rotated_sum_checks": DECODE,
-    "decode_rotated_sum": DECODE,
-    "decode_signs": DECODE,
-    "scale": DECODE,
-}
-"""Phases of the kernels whose work grows with the elements; others count as `ENCODE`."""
-
 WITH_TRELLIS = "_trellis"
 """Suffix of a call's name where the kernel uses a trellis."""
 
+_PREFIXES = ("bucket_", "tensor_", "encode_", "decode_", "rotated_samples", "rotated_sum_checks")
+_OTHERS = "vote binarize add_rotated mean scale less where minimum to_float16 to_float32"
 
-def phase_of(kernel: str) -> str:
-    """Return the phase of a kernel: `NORMS`, `ENCODE` or `DECODE`."""
-    return KERNELS.get(kernel.removesuffix(WITH_TRELLIS), ENCODE)
+KERNELS = {name for name in vars(reference) if name.startswith(_PREFIXES)} - {"decode_parts"}
+KERNELS |= set(_OTHERS.split())
+"""Kernels whose work grows with the elements."""
 
 
-_OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
-    "bucket_maxima": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float32),
-    "bucket_square_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
-    "bucket_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
-    "bucket_magnitude_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
-    "tensor_maximum": lambda elements, given: (1, np.float32),
-    "tensor_mean_magnitude": lambda elements, given: (1, np.float32),
-    "tensor_deviation": lambda elements, given: (1, np.float32),
-    "less": lambda elements, given: (elements, np.bool_),
-    "encode_uniform_sum": lambda elements, given: (sum_words(elements, given["width"]), np.int32),
-    "encode_uniform_codes": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
-    "encode_exponential": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
-    "encode_rotated": lambda elements, given: (
-        code_words(rotated_elements(elements), given["bits"]),
-        np.int32,
-    ),
-    "encode_rotated_sum": lambda elements, given: (
-        sum_words(rotated_elements(elements), given["width"]),
-        np.int32,
-    ),
-    "rotated_samples": lambda elements, given: (tiles(elements) * given["samples"], np.float32),
-    "rotated_sum_checks": lambda elements, given: (tiles(elements), np.int32),
-    "to_float16": lambda elements, given: (elements, np.float16),
-    "vote": lambda elements, given: (elements // ROW, np.int32),
-}
-"""Lengths and dtypes of kernel results without ``out``; by default one float32 per element."""
+def _result(kernel: str, elements: int, given: dict[str, Any]) -> tuple[int, Any]:
+    """Return the length and dtype of a kernel's result without ``out``."""
+    if kernel.startswith("bucket_"):
+        dtype = np.float32 if kernel == "bucket_maxima" else np.float64
+        return buckets(elements, given["bucket_size"]), dtype
+    if kernel.startswith("tensor_"):
+        return 1, np.float32
+    if kernel.startswith("encode_"):
+        length = rotated_elements(elements) if "rotated" in kernel else elements
+        is_sum = "width" in given
+        return sum_words(length, given["width"]) if is_sum else code_words(length, given["bits"]), np.int32
+    if kernel == "rotated_samples":
+        return tiles(elements) * given["samples"], np.float32
+    if kernel == "rotated_sum_checks":
+        return tiles(elements), np.int32
+    if kernel == "vote":
+        return elements // ROW, np.int32
+    return elements, {"less": np.bool_, "to_float16": np.float16}.get(kernel, np.float32)
+
 
 _SECOND = {"encode_rotated": np.float32, "encode_rotated_sum": np.int32}
 """Dtypes of kernels' second results, one number per tile."""
@@ -178,8 +137,30 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         start, stop = scheme.owned(str(i), len(array), workers)
         own = array[start:stop]
         gradients.append(Gradient(array, RngKey(0, str(i)), 0, BinaryState(own, own, 0.9)))
-    exchange = scheme.begin(gradients, workers, recorder.kernels)
-    stages = []
+    requests = run_alone(scheme, gradients, workers, recorder.kernels, empty, _resized)
+    stages = [(recorder.taken(), request) for request in requests]
+    return Work(stages, recorder.taken())
+
+
+def run_alone(
+    scheme: Scheme,
+    gradients: Sequence[Gradient],
+    workers: Workers,
+    kernels: Any,
+    averages: Sequence[np.ndarray],
+    resize: Callable[[np.ndarray, int], np.ndarray],
+) -> Iterator[Request]:
+    """Run one worker of an exchange of equal gradients, and yield its requests.
+
+    Args:
+        scheme: the resolved scheme.
+        gradients: this worker's gradients.
+        workers: the workers.
+        kernels: the backend.
+        averages: arrays that receive the results.
+        resize: returns an array like the given one, with another length.
+    """
+    exchange = scheme.begin(gradients, workers, kernels)
     answer: Any = None
     while True:
         try:
@@ -187,29 +168,30 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         except StopIteration as stop:
             decoded = stop.value
             break
-        stages.append((recorder.taken(), request))
-        answer = _answer(request, workers.size_of(request.group))
-    for i, array in enumerate(empty):
-        decoded.write(i, 1.0, array)
-    return Work(stages, recorder.taken())
+        yield request
+        others, array = workers.size_of(request.group), request.array
+        if isinstance(request, Allgather):
+            resized = None if request.lengths is None else [resize(array, n) for n in request.lengths]
+            answer = resized or [array] * others
+        elif isinstance(request, Alltoall):
+            answer = [array[: request.splits[0]]] * others
+        else:
+            answer = array
+    for i, average in enumerate(averages):
+        decoded.write(i, 1.0, average)
 
 
 cached_work_of = functools.lru_cache(maxsize=4096)(work_of)
 """Cached `work_of`, for lengths in a tuple."""
 
 
-def _answer(request: Request, size: int) -> Any:
-    if isinstance(request, Allgather):
-        lengths = [len(request.array)] * size if request.lengths is None else request.lengths
-        return [_ghost(length, request.array.dtype) for length in lengths]
-    if isinstance(request, Alltoall):
-        return [_ghost(request.splits[0], request.array.dtype)] * size
-    return request.array
-
-
 def _ghost(length: int, dtype: Any = np.float32) -> np.ndarray:
     """Return a read-only array of any length that takes no memory."""
     return np.ndarray((length,), dtype, _ZEROS, 0, (0,))
+
+
+def _resized(array: np.ndarray, length: int) -> np.ndarray:
+    return _ghost(length, array.dtype)
 
 
 class _Recorder:
@@ -241,14 +223,10 @@ class _Recorder:
                 return getattr(reference, name)(*arguments, **named)
             out = given.get("out")
             if out is None:
-                out = _ghost(*_OUTPUTS.get(name, _as_many)(call.elements, given))
+                out = _ghost(*_result(name, call.elements, given))
             return (out, _ghost(tiles(call.elements), _SECOND[name])) if name in _SECOND else out
 
         return note
-
-
-def _as_many(elements: int, given: dict[str, Any]) -> tuple[int, Any]:
-    return elements, np.float32
 
 
 class Watched:

@@ -15,7 +15,7 @@ from horovod_quant.analysis.advice import (
     script_code,
     steps_to_loss,
 )
-from horovod_quant.analysis.recommendation import NOTHING_FASTER, first, is_fine
+from horovod_quant.analysis.recommendation import NOTHING_FASTER, best_of
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench.variants import DDP, Variant
 from horovod_quant.frontends.arguments import GROUP_BYTES
@@ -45,19 +45,17 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
     none = next((row for row in rows if row.name == NONE), None)
     if none is None:
         return None
-    paying = [row for row in rows if row.pays and row.name != NONE]
-    good = [row for row in paying if is_fine(row, MOST_NMSE)]
-    if not good:
+    best = best_of(rows)
+    if best is none:
         text = f"{NOTHING_FASTER}: with an nmse up to {MOST_NMSE:g} none is {LEAST_SPEED_UP - 1:.0%} faster"
-        return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(paying, none)]))
-    best = first(good)
+        return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(rows, none)]))
     text = (
         f"with {best.name} step communication takes {show_seconds(best.exchange or 0.0)} instead of "
         f"{show_seconds(none.exchange or 0.0)}, {best.speed_up:.2f}x faster, and the average's nmse is "
         f"{best.nmse:.2g}; up to {MOST_NMSE:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
         f"steps, also on other clusters."
     )
-    return Chosen(best.name, best.choice.code, " ".join([text, *_optimizers(paying, best)]))
+    return Chosen(best.name, best.choice.code, " ".join([text, *_optimizers(rows, best)]))
 
 
 def lines(chosen: Chosen, framework: str) -> list[str]:
@@ -88,9 +86,11 @@ def _row(variant: Variant, result: dict[str, Any]) -> Row:
     )
 
 
-def _optimizers(paying: Sequence[Row], best: Row) -> list[str]:
+def _optimizers(rows: Sequence[Row], best: Row) -> list[str]:
     """Return a line about the fastest method that needs its own optimizer."""
-    faster = [row for row in paying if row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)]
+    faster = [
+        row for row in rows if row.pays and row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)
+    ]
     return [
         f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but it is another optimizer, "
         f"hvq.optim.{row.own_optimizer}, for which {row.steps:g}x the number of steps is recommended."

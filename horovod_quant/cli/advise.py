@@ -24,13 +24,14 @@ from dataclasses import replace
 
 from horovod_quant import kernels
 from horovod_quant.analysis import advice
+from horovod_quant.analysis.accelerators import on_accelerators
 from horovod_quant.analysis.advice import Choice, Row
 from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.calibration import Observation, calibrate
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.network import DDP, NCCL, default_software
-from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
+from horovod_quant.analysis.recommendation import best_few, best_of, fallen_out, recommend
 from horovod_quant.analysis.steps import Step
 from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_input import (
@@ -39,8 +40,8 @@ from horovod_quant.cli.advise_input import (
     note,
     read_calibrations,
     read_choices,
+    read_memory,
     read_network,
-    read_setting,
     read_shapes,
     read_step,
 )
@@ -85,13 +86,15 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = read_choices(arguments, network, shapes)
     if network.controller == NCCL:
         warnings.append("modelled: exchanges between several GPUs have not been measured with this package.")
-    speeds = measured(chosen, observations)
-    software = default_software(network.controller)
-    if observations:
-        _progress("calibrating")
-        software = calibrate(observations, speeds)
-        _progress("")
-    setting = read_setting(arguments, shapes, replace(network, software=software), speeds)
+        setting = on_accelerators(shapes, network, read_memory(arguments), arguments.group_bytes)
+    else:
+        _progress("measuring kernels")
+        speeds = measured(chosen, observations)
+        software = default_software(network.controller)
+        if observations:
+            _progress("calibrating")
+            software = calibrate(observations, speeds)
+        setting = Setting(shapes, replace(network, software=software), speeds, arguments.group_bytes)
 
     rows = []
     for done, choice in enumerate(chosen):
@@ -107,7 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.plot is not None:
             drawn = rows
             if len(rows) > advise_plot.MOST_CURVES:
-                drawn = best_few(rows, found.advised.method, arguments.max_nmse)[: advise_plot.MOST_CURVES]
+                drawn = best_few(rows, best_of(rows, arguments.max_nmse), arguments.max_nmse)
+                drawn = drawn[: advise_plot.MOST_CURVES]
             title = f"{arguments.model or 'own shapes'}{', modelled' if network.controller == NCCL else ''}"
             with Problem.of("--plot"):
                 advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
@@ -127,34 +131,27 @@ def sort_out(
 ) -> Found:
     """Return the recommendation, rows to show, and reasons against other methods."""
     limit = arguments.max_nmse
-    best = recommend(rows, setting, limit).method
-    few = {row.name for row in best_few(rows, best, limit)}
+    few = {row.name for row in best_few(rows, best_of(rows, limit), limit)}
     named = {row.name for row in rows} if arguments.methods else few
     rows = [advice.with_limit(row, setting, step) if row.name in named else row for row in rows]
-    advised = recommend(rows, setting, limit)
     shown, out = rows, []
     if not arguments.methods and not arguments.all:
         shown = [row for row in rows if row.name in few]
         shown.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
-        out = fallen_out(rows, shown, best, limit)
+        out = fallen_out(rows, shown, best_of(rows, limit), limit)
     asked = [row for row in rows if row.name in named]
     assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_nmse=limit)
+    advised = recommend(rows, limit)
     return Found(arguments.model, setting, step, rows, shown, out, advised, warnings, assumed)
 
 
 def measured(chosen: Sequence[Choice], observations: Sequence[Observation]) -> KernelSpeeds:
-    """Measure the kernels of methods and calibrations; show progress on a terminal."""
+    """Measure the kernels of methods and calibrations."""
     schemes = [choice.method for choice in chosen if isinstance(choice.method, Scheme)]
     for observation in observations:
         benched = (methods.parse(name).scheme() for name in observation.bench.measured)
         schemes += [scheme for scheme in benched if scheme is not None]
-    speeds = measure_kernels(
-        sufficient(schemes),
-        seconds=MEASURING_SECONDS,
-        progress=lambda what, done, total: _progress(f"measuring kernels: {done + 1} of {total}"),
-    )
-    _progress("")
-    return speeds
+    return measure_kernels(schemes, seconds=MEASURING_SECONDS)
 
 
 def _progress(line: str) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import get_args
 
 from horovod_quant.analysis import advice
-from horovod_quant.analysis.accelerators import on_accelerators
 from horovod_quant.analysis.advice import MOST_NMSE, Choice
 from horovod_quant.analysis.calibration import Bench, Observation, observe, read_bench
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABYTE, INSIDE_HOST, Fabric
+from horovod_quant.analysis.fabrics import ACCELERATORS, GIGABYTE, INSIDE_HOST, Fabric
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.analysis.network import CONTROLLERS, DDP, GLOO, MOST_WORKERS, NCCL, Network
@@ -26,7 +25,7 @@ from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.schemes.base import require_int, require_number
 from horovod_quant.schemes.inside import FLOAT32, Inside
 
-LATENCY, LOCAL_BANDWIDTH = "50us", "8gbit"
+LOCAL_BANDWIDTH, LOCAL_LATENCY = "8gbit", 10e-6
 NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
 """Slowest named link and accelerator."""
 
@@ -53,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--hosts", type=int, metavar="NUMBER")
     per_host = "default: workers / hosts, or 1"
     where.add_argument("--workers-per-host", type=int, metavar="NUMBER", help=per_host)
-    bandwidth = f"rate of each host's link, per direction; or one of {', '.join(BETWEEN_HOSTS)}"
+    bandwidth = "rate of each host's link, per direction"
     where.add_argument("--bandwidth", required=True, metavar="RATE", help=bandwidth)
-    latency = f"latency between hosts; default: the named link's, or {LATENCY}"
-    where.add_argument("--latency", metavar="TIME", help=latency)
+    latency = "latency between hosts; default: %(default)s"
+    where.add_argument("--latency", default="50us", metavar="TIME", help=latency)
     inside = f"rate between two workers of a host, as Horovod uses it; or one of {', '.join(INSIDE_HOST)}; default: "
     inside += f"{LOCAL_BANDWIDTH}, with NCCL {NCCL_INSIDE}"
     where.add_argument("--local-bandwidth", metavar="RATE", help=inside)
@@ -79,8 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--methods", nargs="+", metavar="METHOD", help=compared)
     which.add_argument("--all", action="store_true", help="show all methods, with all numbers of bits")
-    nested = "with --methods: also compare the hierarchical exchange of each method"
-    how.add_argument("--hierarchical", action="store_true", help=nested)
     how.add_argument(
         "--inside",
         type=lambda text: int(text) if text.isdecimal() else text,
@@ -95,8 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--group-bytes", type=int, default=GROUP_BYTES, metavar="BYTES", help=groups)
     files = "JSON files of horovod-quant bench; @RATE if its links had another rate than --bandwidth"
     how.add_argument("--calibrate", nargs="+", default=[], metavar="FILE[@RATE]", help=files)
-    lab = "the files come from scripts/lab, whose hosts share the cores of one machine"
-    how.add_argument("--lab", action="store_true", help=lab)
 
     out = parser.add_argument_group("output")
     file = "write everything here; with -, print only this to standard output"
@@ -137,24 +132,9 @@ def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes
     if arguments.methods:
         former_names.warn_of_another_meaning(arguments.methods)
         with Problem.of("--methods"):
-            return advice.choices(arguments.methods, arguments.hierarchical, arguments.inside)
-    if arguments.hierarchical:
-        raise Problem(
-            "--hierarchical: it only affects --methods; without --methods both kinds are considered"
-        )
+            return advice.choices(arguments.methods, network, arguments.inside)
     setting = Setting(shapes, network, KernelSpeeds({}))
     return advice.considered(setting, arguments.max_nmse, everything=arguments.all, inside=arguments.inside)
-
-
-def read_setting(
-    arguments: argparse.Namespace,
-    shapes: Shapes,
-    network: Network,
-    speeds: KernelSpeeds,
-) -> Setting:
-    if network.controller == NCCL:
-        return on_accelerators(shapes, network, read_memory(arguments), speeds, arguments.group_bytes)
-    return Setting(shapes, network, speeds, arguments.group_bytes)
 
 
 def read_memory(arguments: argparse.Namespace) -> float:
@@ -178,19 +158,19 @@ def read_network(arguments: argparse.Namespace) -> Network:
         raise Problem("--memory-bandwidth: it only affects accelerators; give --controller nccl as well")
     read_memory(arguments)  # finds a mistake before anything is measured
     with Problem.of("--bandwidth"):
-        outside = read_link(arguments.bandwidth, BETWEEN_HOSTS, LATENCY)
+        bandwidth = parse_rate(arguments.bandwidth)
     local = arguments.local_bandwidth
     if local is None:
         local = NCCL_INSIDE if controller == NCCL else LOCAL_BANDWIDTH
     with Problem.of("--local-bandwidth"):
-        inside = read_link(local, INSIDE_HOST, "10us")
+        inside = read_link(local)
     with Problem.of("--latency"):
-        latency = outside.latency if arguments.latency is None else parse_seconds(arguments.latency)
+        latency = parse_seconds(arguments.latency)
     return Network(
         hosts,
         per_host,
-        bandwidth=outside.bandwidth,
-        latency=latency,
+        bandwidth,
+        latency,
         local_bandwidth=inside.bandwidth,
         local_latency=inside.latency,
         cores_per_worker=arguments.cores_per_worker,
@@ -198,18 +178,18 @@ def read_network(arguments: argparse.Namespace) -> Network:
     )
 
 
-def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
-    """Return a link by its name, or by its rate with ``latency``.
+def read_link(given: str) -> Fabric:
+    """Return a link inside a host by its name or its rate.
 
     Raises:
         ValueError: ``given`` is neither.
     """
-    if given.lower() in known:
-        return known[given.lower()]
+    if given.lower() in INSIDE_HOST:
+        return INSIDE_HOST[given.lower()]
     try:
-        return Fabric(parse_rate(given), parse_seconds(latency))
+        return Fabric(parse_rate(given), LOCAL_LATENCY)
     except ValueError as error:
-        raise ValueError(f"{error}; or one of {', '.join(known)}") from None
+        raise ValueError(f"{error}; or one of {', '.join(INSIDE_HOST)}") from None
 
 
 def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
@@ -221,22 +201,13 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
                 require_int(f"--{option}", number, 1, MOST_WORKERS)
     if workers is None and hosts is None:
         raise Problem("how many workers? give --workers, and --hosts or --workers-per-host")
-    if workers is None:
-        per_host = per_host or 1
-        if hosts * per_host > MOST_WORKERS:
-            raise Problem(
-                f"--hosts: {hosts} hosts of {per_host} are more than {MOST_WORKERS} workers; use fewer"
-            )
-        return hosts, per_host
-    for option, number in (("hosts", hosts), ("workers-per-host", per_host)):
-        if number is not None and number > workers:
-            raise Problem(f"--{option}: {number} is more than there are workers; use {workers} or fewer")
+    if per_host is None:
+        per_host = max(workers // hosts, 1) if workers and hosts else 1
     if hosts is None:
-        per_host = per_host or 1
-        hosts = workers // per_host
-    elif per_host is None:
-        per_host = workers // hosts
-    if hosts * per_host != workers:
+        hosts = max(workers // per_host, 1)
+    if hosts * per_host > MOST_WORKERS:
+        raise Problem(f"--hosts: {hosts} hosts of {per_host} are more than {MOST_WORKERS} workers; use fewer")
+    if workers not in (None, hosts * per_host):
         raise Problem(
             f"--workers: {workers} workers are not {hosts} hosts of {per_host}; all hosts must have the same number"
         )
@@ -245,8 +216,6 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
 
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[list[Observation], list[str]]:
     """Return the measurements with their networks, and reasons to doubt them."""
-    if arguments.lab and not arguments.calibrate:
-        raise Problem("--lab: it only affects --calibrate, which is missing")
     if arguments.calibrate and arguments.controller == NCCL:
         raise Problem(
             "--calibrate: benchmarks run over Gloo or MPI, and say nothing about NCCL; leave it out"
@@ -258,7 +227,7 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[
         with Problem.of("--calibrate"):
             bandwidth = parse_rate(rate) if at else network.bandwidth
             bench = read_bench(path)
-            found.append(observe(bench, bandwidth, network.latency, one_machine=arguments.lab))
+            found.append(observe(bench, bandwidth, network.latency))
         warnings += doubts(path, bench, network)
     controllers = {observation.network.controller for observation in found}
     if len(controllers | ({arguments.controller} - {None})) > 1:

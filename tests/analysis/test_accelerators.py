@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from modelling import LAYERS, METHODS, SPEEDS, wires
 
-from horovod_quant.analysis.accelerators import ATTAINED, SHARES, memory_bound, traffic
+from horovod_quant.analysis.accelerators import ATTAINED, SHARES, memory_bound, on_accelerators, traffic
+from horovod_quant.analysis.advice import choice_of, refusal_of
 from horovod_quant.analysis.cost_model import FP16, NONE, Setting, exchange_cost
-from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, INSIDE_HOST
+from horovod_quant.analysis.fabrics import ACCELERATORS, INSIDE_HOST
 from horovod_quant.analysis.network import (
     GLOO,
     NCCL,
@@ -21,7 +21,8 @@ from horovod_quant.analysis.network import (
     nccl_software,
 )
 from horovod_quant.analysis.work import KERNELS, Call
-from horovod_quant.schemes import EDEN, GlobalQSGD, Hierarchical
+from horovod_quant.frontends.methods import parse
+from horovod_quant.schemes import Hierarchical
 
 
 def test_a_kernel_takes_what_its_bytes_take() -> None:
@@ -40,17 +41,13 @@ def test_a_kernel_takes_what_its_bytes_take() -> None:
     assert set(SHARES) <= set(KERNELS)
     assert speeds.half == pytest.approx((6 * per_byte, 6 * per_byte))
     assert all(sum(each or 0 for each in traffic(kernel)) > 0 for kernel in KERNELS)
-    with pytest.raises(ValueError, match="memory_bandwidth=0: use bytes per second"):
-        memory_bound(0)
 
 
 def test_every_name_has_its_source_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs/advise.md").read_text()
     page = page.partition("## Links and accelerators")[2].partition("\n## ")[0]
-    for name in (*BETWEEN_HOSTS, *INSIDE_HOST, *ACCELERATORS):
-        kind = name.replace("infiniband-", "-") if name != "infiniband-edr" else name
-        assert f"`{kind}`" in page, name
-    assert not set(BETWEEN_HOSTS) & set(INSIDE_HOST)
+    for name in (*INSIDE_HOST, *ACCELERATORS):
+        assert f"`{name}`" in page, name
 
 
 def test_nccl_takes_the_faster_of_ring_and_tree() -> None:
@@ -76,25 +73,20 @@ def test_with_nccl_no_processor_moves_bytes() -> None:
     assert half.network < 0.6 * none.network
 
 
-@dataclass(frozen=True)
-class OnTheHost(EDEN):
-    host_only = True
-
-
-def test_what_needs_the_hosts_memory_pays_for_the_way_there() -> None:
-    gpu = wires(4, controller=NCCL, software=nccl_software(1e12))
-    host = Setting(LAYERS, wires(4), SPEEDS, staging=2e-9)
-    setting = Setting(LAYERS, gpu, memory_bound(1e12), host=host)
-    alone = Setting(LAYERS, host.network, SPEEDS)
-    elements = 8 * 2**20
-    for scheme in (OnTheHost(), Hierarchical(OnTheHost())):
-        staged, own = (exchange_cost(scheme, each) for each in (setting, alone))
-        assert staged.frontend - own.frontend == pytest.approx(2e-9 * elements)
-        assert staged.kernels == own.kernels
-        assert staged.exposed == pytest.approx(own.exposed + 2e-9 * elements, rel=0.02)
-    for method in (NONE, GlobalQSGD(8)):
-        assert exchange_cost(method, setting) == exchange_cost(method, setting._replace(host=None))
-    assert setting.with_network(hosts=8).host.network.hosts == 8
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_what_needs_the_hosts_memory_is_refused(hierarchical: bool) -> None:
+    network = Network(2, 4)
+    where, on_host = on_accelerators(LAYERS, network, 1e12), Setting(LAYERS, network, SPEEDS)
+    for name, reason in (
+        ("global-qsgd-8-rotate", "rotate=True needs the gradients in the host's memory"),
+        ("qsgd-4-elias-allgather", "coding='elias' needs the gradients in the host's memory"),
+        ("eden-3-trellis", "the time of the trellis on a GPU is not known"),
+        ("eden-3", ""),
+    ):
+        choice = choice_of(parse(name), hierarchical=hierarchical)
+        assert (refusal_of(choice, where) or "").startswith(reason)
+        assert (refusal_of(choice, where) is None) == (not reason)
+        assert refusal_of(choice, on_host) is None
 
 
 @pytest.mark.parametrize("scheme", METHODS.values(), ids=str)

@@ -40,18 +40,12 @@ def test_a_kernel_takes_as_long_as_with_the_nearest_number_of_bits() -> None:
     assert KernelSpeeds(speeds).seconds(calls) == pytest.approx((2 + 2 + 4) * 1e-9)
 
 
-@pytest.mark.parametrize("backend", ["auto", "numpy"])
-def test_measured_kernels_serve_every_scheme(backend: str) -> None:
-    speeds = measure_kernels(METHODS.values(), elements=2**16, seconds=0.1, kernels=backend)
+def test_measured_kernels_serve_every_scheme() -> None:
+    speeds = measure_kernels(METHODS.values(), elements=2**16, seconds=0.1)
     for scheme in METHODS.values():
         for workers in (1, 2, 7):
             assert 0 < an_element(speeds, scheme, workers) < 2e-6 * workers
     assert min(speeds.half) > 0
-
-
-def test_measuring_takes_whole_tiles_for_four_workers() -> None:
-    with pytest.raises(ValueError, match="elements=1000: use a multiple of 4096"):
-        measure_kernels([BinSGDM()], elements=1000)
 
 
 def test_hierarchical_exchanges_are_measured_too() -> None:
@@ -60,14 +54,6 @@ def test_hierarchical_exchanges_are_measured_too() -> None:
     for scheme in schemes:
         for hosts in (4, 16):
             assert exchange_cost(scheme, Setting(MODELS["tiny"], Network(hosts, 8), speeds)).kernels > 0
-
-
-def test_progress_is_told() -> None:
-    told = []
-    measure_kernels(
-        [BinSGDM(), GlobalQSGD(8)], elements=4096, seconds=0.0, progress=lambda *news: told.append(news)
-    )
-    assert [(done, total) for _, done, total in told] == [(0, 2), (1, 2)]
 
 
 def test_speeds_survive_json() -> None:

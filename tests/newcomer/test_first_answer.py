@@ -20,7 +20,7 @@ from horovod_quant.analysis.cost_model import NONE, Setting  # noqa: E402
 from horovod_quant.analysis.fabrics import GIGABIT  # noqa: E402
 from horovod_quant.analysis.models import MODELS  # noqa: E402
 from horovod_quant.analysis.network import Network  # noqa: E402
-from horovod_quant.analysis.recommendation import recommend  # noqa: E402
+from horovod_quant.analysis.recommendation import best_of  # noqa: E402
 from horovod_quant.cli.main import main  # noqa: E402
 from horovod_quant.schemes.base import Scheme  # noqa: E402
 
@@ -44,7 +44,7 @@ def test_the_readme_and_advise_agree(rate: int, workers: int) -> None:
     where = Setting(MODELS["bert-base"], Network(workers, 1, rate * GIGABIT), speeds)
     step = advise_tables.STEPS["bert-base"]
     rows = [advice.row_of(choice, where, step) for choice in advice.considered(where)]
-    best = next(row for row in rows if row.name == recommend(rows, where).method)
+    best = best_of(rows)
     own = [
         row.gain
         for row in rows

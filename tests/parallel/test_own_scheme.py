@@ -197,7 +197,7 @@ def test_advise_says_nothing_false_of_it(folder: Path) -> None:
         "--step",
         "10ms",
     ]
-    printed = command(folder, *here, "--methods", "terngrad", "--hierarchical", "--verbose")
+    printed = command(folder, *here, "--methods", "terngrad", "--verbose")
     rows = [line.split() for line in printed.splitlines() if line.startswith("terngrad ")]
     assert len(rows) == 2, printed
     assert "Faster:  no method is meaningfully faster\nWhy:     terngrad" in printed

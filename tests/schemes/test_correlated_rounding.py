@@ -11,7 +11,6 @@ import pytest
 from helpers import assert_unbiased, gaussian, heavy_tailed, simulate
 
 from horovod_quant import simulator
-from horovod_quant.analysis import bounds
 from horovod_quant.frontends.methods import parse
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
@@ -204,8 +203,6 @@ def test_the_former_word_is_accepted_with_a_warning(kind: type) -> None:
 def test_former_words_of_formulas_and_methods() -> None:
     with pytest.warns(FutureWarning, match="'qsgd-4-joint-l2' is now called"):
         assert parse("qsgd-4-joint-l2").scheme() == QSGD(4, "l2")
-    with pytest.warns(DeprecationWarning, match="joint_dither"):
-        assert bounds.joint_dither is bounds.correlated_dither
     gradient = Gradient(np.ones(4, np.float32), RngKey(0, "w"))
     with pytest.warns(DeprecationWarning, match="'joint'"):
         former = worker_key(gradient, Workers(1, 2), "joint")

@@ -15,6 +15,7 @@ import advise_tables
 from advise_tables import CLUSTERS, LOGGED, TREE, Cluster
 
 from horovod_quant.analysis.network import NO_SOFTWARE, Software
+from horovod_quant.analysis.recommendation import best_of
 
 SPEEDS = advise_tables.kernel_speeds(measure=False)
 PAGE, EVIDENCE = advise_tables.PAGE.read_text(), advise_tables.EVIDENCE.read_text()
@@ -26,9 +27,9 @@ WITHIN = 0.1
 )
 def test_a_cluster_is_on_the_page_and_its_recommendation_is_not_beaten(cluster: Cluster) -> None:
     rows = advise_tables.modelled(cluster, SPEEDS)
-    assert advise_tables.cluster_line(cluster, rows, SPEEDS) in PAGE
+    assert advise_tables.cluster_line(cluster, rows) in PAGE
     everything = advise_tables.modelled(cluster, SPEEDS, everything=True)
-    best = advise_tables.recommended(cluster, rows, SPEEDS)
+    best = best_of(rows)
     assert advise_tables.beaten_by(best, everything) == []
 
 
@@ -41,7 +42,7 @@ def test_the_clusters_are_of_all_sizes() -> None:
 def test_a_rival_that_beats_the_recommendation_is_named() -> None:
     """An invented step: the check must be able to fail."""
     rows = advise_tables.modelled(CLUSTERS[0], SPEEDS)
-    best = advise_tables.recommended(CLUSTERS[0], rows, SPEEDS)
+    best = best_of(rows)
     assert advise_tables.beaten_by(best, [best._replace(step=best.step / 1.2)]) == [best.name]
 
 
