@@ -1,1 +1,1 @@
-"""What `advise` computes: cost models and recommendations."""
+"""Performance model and recommendations of `advise`."""
