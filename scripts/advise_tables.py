@@ -103,19 +103,18 @@ def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False
 
 def beaten_by(best: Row, rows: Sequence[Row]) -> list[str]:
     """Return methods with no larger nmse whose steps are much shorter."""
-    assert best.step is not None
-    fine = [row for row in rows if row.step is not None and is_fine(row, best.nmse or 0.0)]
-    return [row.name for row in fine if BEATEN * (row.step or 0.0) < best.step]
+    fine = [row for row in rows if is_fine(row, best.nmse or 0.0)]
+    return [row.name for row in fine if BEATEN * row.step < best.step]
 
 
 def cluster_line(cluster: Cluster, rows: Sequence[Row]) -> str:
     best = best_of(rows)
     shown = [row for row in best_few(rows, best) if row.name not in (best.name, NONE)]
     optimizers = [row for row in rows if row.own_optimizer is not None and row.refusal is None]
-    quickest = min(optimizers, key=lambda row: row.step or 0.0)
+    quickest = min(optimizers, key=lambda row: row.step)
     cells = [
         f"{cluster.title}",
-        show_seconds(rows[0].step or 0.0),
+        show_seconds(rows[0].step),
         f"**{best.name}**" + ("" if best.name == NONE else f": {_figures(best)}"),
         "; ".join(f"{row.name}: {_figures(row)}" for row in shown[:3]),
         f"{quickest.speed_up:.2f}",

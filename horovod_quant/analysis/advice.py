@@ -5,6 +5,7 @@ Units: seconds, bytes, bytes per second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ class Row(NamedTuple):
 
     Attributes:
         choice: the method and its name.
-        refusal: why it is impossible; all other predictions are then None.
+        refusal: why it is impossible; its step then takes forever.
         exchange: seconds of an exchange that does not overlap with a backward pass.
         cost: cost of the exchange in the step.
         step: seconds of a step.
@@ -82,10 +83,10 @@ class Row(NamedTuple):
 
     choice: Choice
     refusal: str | None = None
-    exchange: float | None = None
+    exchange: float = math.inf
     cost: Cost | None = None
-    step: float | None = None
-    speed_up: float | None = None
+    step: float = math.inf
+    speed_up: float = 0.0
     break_even: float | None = None
     levels: int | None = None
     nmse: float | None = None
@@ -96,11 +97,9 @@ class Row(NamedTuple):
         return self.choice.name
 
     @property
-    def hidden(self) -> float | None:
+    def hidden(self) -> float:
         """Seconds of the exchange that overlap with the backward pass."""
-        if self.exchange is None or self.cost is None:
-            return None
-        return max(self.exchange - self.cost.exposed, 0.0)
+        return 0.0 if self.cost is None else max(self.exchange - self.cost.exposed, 0.0)
 
     @property
     def own_optimizer(self) -> str | None:
@@ -115,20 +114,19 @@ class Row(NamedTuple):
         return isinstance(method, Scheme) and not inner_of(method).unbiased
 
     @property
-    def to_loss(self) -> float | None:
+    def to_loss(self) -> float:
         """Seconds for the progress that training without compression makes in one step."""
-        return None if self.step is None or self.steps is None else self.step * self.steps
+        return math.inf if self.steps is None else self.step * self.steps
 
     @property
     def gain(self) -> float | None:
         """Speed-up to the same loss over no compression."""
-        return None if self.speed_up is None or self.steps is None else self.speed_up / self.steps
+        return None if self.steps is None else self.speed_up / self.steps
 
     @property
     def pays(self) -> bool:
         """True if it reaches the same loss faster; with unknown nmse, if its steps are faster."""
-        gain = self.speed_up if self.gain is None else self.gain
-        return gain is not None and gain >= LEAST_SPEED_UP
+        return (self.speed_up if self.gain is None else self.gain) >= LEAST_SPEED_UP
 
 
 def steps_to_loss(method: Method, nmse: float | None) -> float | None:

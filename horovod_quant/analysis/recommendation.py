@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from horovod_quant.analysis.advice import MOST_NMSE, Row
@@ -15,6 +16,8 @@ AS_FAST = 1.02
 
 FEW = 5
 """Number of methods shown in addition to no compression."""
+
+_STEP, _TO_LOSS = attrgetter("step"), attrgetter("to_loss")
 
 NOTHING_FASTER = "no method is meaningfully faster"
 
@@ -50,8 +53,8 @@ def recommend(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Recommendatio
     if best is none:
         return Recommendation(NONE, none.choice.code, NOTHING_FASTER, " ".join(others) or _stay(rows))
     faster = (
-        f"{best.gain:.2f}x faster to the same loss; a step takes {show_seconds(step_of(best))} instead of "
-        f"{show_seconds(step_of(none))} ({best.speed_up:.2f}x)"
+        f"{best.gain:.2f}x faster to the same loss; a step takes {show_seconds(best.step)} instead of "
+        f"{show_seconds(none.step)} ({best.speed_up:.2f}x)"
     )
     biased = ", and its expected average has not been shown to be the exact one" if best.is_biased else ""
     nmse = best.nmse or 0.0
@@ -67,9 +70,9 @@ def best_of(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Row:
     good = [row for row in rows if row.pays and is_fine(row, max_nmse)]
     if not good:
         return next(row for row in rows if row.name == NONE)
-    shortest = min(map(_time, good))
-    equal = [row for row in good if _time(row) <= AS_FAST * shortest]
-    return min(equal, key=lambda row: (row.nmse or 0.0, _time(row)))
+    shortest = min(row.to_loss for row in good)
+    equal = [row for row in good if row.to_loss <= AS_FAST * shortest]
+    return min(equal, key=lambda row: (row.nmse or 0.0, row.to_loss))
 
 
 def is_fine(row: Row, max_nmse: float) -> bool:
@@ -81,10 +84,10 @@ def best_few(rows: Sequence[Row], best: Row, max_nmse: float = MOST_NMSE) -> lis
     """Return no compression and `FEW` methods: the best, and other families' fastest."""
     none = rows[0]
     chosen = {} if best is none else {best.choice.family: best}
-    fine = [row for row in rows[1:] if row.step is not None and is_fine(row, max_nmse)]
-    for row in sorted(fine, key=_time):
+    fine = [row for row in rows[1:] if is_fine(row, max_nmse)]
+    for row in sorted(fine, key=_TO_LOSS):
         chosen.setdefault(row.choice.family, row)
-    return [none, *sorted(list(chosen.values())[:FEW], key=_time)]
+    return [none, *sorted(list(chosen.values())[:FEW], key=_TO_LOSS)]
 
 
 def fallen_out(
@@ -105,39 +108,26 @@ def _why_out(members: Sequence[Row], best: Row, max_nmse: float) -> str:
         return f"impossible: {members[-1].refusal}"
     fine = [row for row in possible if is_fine(row, max_nmse)]
     if fine:
-        own = min(fine, key=_time)
+        own = min(fine, key=_TO_LOSS)
         return (
-            f"{_time(own) / _time(best):.3g}x the time to the same loss, with an nmse of {own.nmse:.2g} ({own.name}, "
-            f"{show_seconds(step_of(own))} a step)"
+            f"{own.to_loss / best.to_loss:.3g}x the time to the same loss, with an nmse of {own.nmse:.2g} ({own.name}, "
+            f"{show_seconds(own.step)} a step)"
         )
-    quickest = min(possible, key=step_of)
+    quickest = min(possible, key=_STEP)
     if quickest.own_optimizer is not None:
         return _optimizer(quickest)
     known = [row for row in possible if row.nmse is not None]
     if not known:
-        return (
-            f"its scheme does not state its nmse ({quickest.name}, {show_seconds(step_of(quickest))} a step)"
-        )
+        return f"its scheme does not state its nmse ({quickest.name}, {show_seconds(quickest.step)} a step)"
     least = min(known, key=lambda row: row.nmse or 0.0)
     return f"too rough: an nmse of at least {least.nmse:.2g} ({least.name})"
 
 
 def _optimizer(row: Row) -> str:
     return (
-        f"another optimizer, hvq.optim.{row.own_optimizer}: {show_seconds(step_of(row))} a step, and {row.steps:g} "
+        f"another optimizer, hvq.optim.{row.own_optimizer}: {show_seconds(row.step)} a step, and {row.steps:g} "
         f"times the steps are recommended"
     )
-
-
-def step_of(row: Row) -> float:
-    """Return the seconds of a step of a possible method."""
-    assert row.step is not None
-    return row.step
-
-
-def _time(row: Row) -> float:
-    assert row.to_loss is not None
-    return row.to_loss
 
 
 def _limit(row: Row) -> str:
@@ -149,7 +139,7 @@ def _limit(row: Row) -> str:
 
 
 def _stay(rows: Sequence[Row]) -> str:
-    others = [row for row in rows[1:] if row.step is not None]
+    others = [row for row in rows[1:] if row.refusal is None]
     if not others:
         return "Nothing else is possible here."
     best = max(
@@ -165,9 +155,9 @@ def _stay(rows: Sequence[Row]) -> str:
 
 def _not_recommended(paying: Sequence[Row], best: Row, max_nmse: float) -> list[str]:
     """Return sentences on faster methods: too rough, another optimizer, or unknown nmse."""
-    faster = sorted((row for row in paying if step_of(row) < step_of(best)), key=step_of)
+    faster = sorted((row for row in paying if row.step < best.step), key=_STEP)
     rough = [row for row in faster if row.nmse is not None and row.nmse > max_nmse]
-    clearly = [row for row in faster if step_of(row) * AS_FAST < step_of(best)]
+    clearly = [row for row in faster if row.step * AS_FAST < best.step]
     optimizers = [row for row in clearly if row.own_optimizer is not None]
     unknown = [row for row in clearly if row.nmse is None and row.own_optimizer is None]
     return [
@@ -179,7 +169,7 @@ def _not_recommended(paying: Sequence[Row], best: Row, max_nmse: float) -> list[
         ),
         *(f"{row.name} is {_optimizer(row)}." for row in optimizers[:1]),
         *(
-            f"{row.name} would take {show_seconds(step_of(row))}, but its scheme does not state its nmse."
+            f"{row.name} would take {show_seconds(row.step)}, but its scheme does not state its nmse."
             for row in unknown[:1]
         ),
     ]

@@ -50,8 +50,8 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
         text = f"{NOTHING_FASTER}: with an nmse up to {MOST_NMSE:g} none is {LEAST_SPEED_UP - 1:.0%} faster"
         return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(rows, none)]))
     text = (
-        f"with {best.name} step communication takes {show_seconds(best.exchange or 0.0)} instead of "
-        f"{show_seconds(none.exchange or 0.0)}, {best.speed_up:.2f}x faster, and the average's nmse is "
+        f"with {best.name} step communication takes {show_seconds(best.exchange)} instead of "
+        f"{show_seconds(none.exchange)}, {best.speed_up:.2f}x faster, and the average's nmse is "
         f"{best.nmse:.2g}; up to {MOST_NMSE:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
         f"steps, also on other clusters."
     )
@@ -88,11 +88,9 @@ def _row(variant: Variant, result: dict[str, Any]) -> Row:
 
 def _optimizers(rows: Sequence[Row], best: Row) -> list[str]:
     """Return a line about the fastest method that needs its own optimizer."""
-    faster = [
-        row for row in rows if row.pays and row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)
-    ]
+    faster = [row for row in rows if row.pays and row.own_optimizer and row.step < best.step]
     return [
-        f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but it is another optimizer, "
+        f"{row.name} takes {show_seconds(row.exchange)}, but it is another optimizer, "
         f"hvq.optim.{row.own_optimizer}, for which {row.steps:g}x the number of steps is recommended."
-        for row in sorted(faster, key=lambda row: row.step or 0.0)[:1]
+        for row in sorted(faster, key=lambda row: row.step)[:1]
     ]

@@ -105,7 +105,7 @@ def cells(row: Row) -> tuple[str, ...]:
     assert row.cost is not None
     return (
         row.name,
-        *(show_seconds(seconds or 0.0) for seconds in (row.exchange, row.hidden, row.step)),
+        *(show_seconds(seconds) for seconds in (row.exchange, row.hidden, row.step)),
         f"{row.speed_up:.2f}",
         "" if row.gain is None else f"{row.gain:.2f}",
         "" if row.name == methods.NONE or row.break_even is None else _limit(row.break_even),
