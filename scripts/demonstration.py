@@ -1,7 +1,7 @@
 """Train examples/torch_digits.py with some methods; show accuracy against bytes.
 
-scripts/demo starts it. Prints a row of the table as soon as it is known, and writes loss.png (loss against bytes sent)
-and figures.json to the folder --output.
+scripts/demo starts it. Prints a row of the table as soon as it is known, and draws loss.png (loss against bytes sent)
+again after each row; writes it and figures.json to the folder --output.
 """
 
 from __future__ import annotations
@@ -60,44 +60,44 @@ CONFIGURATIONS = (
     ),
     Configuration(
         "qsgd-4",
-        "QSGDinf, 4 bits",
-        "--compression qsgd --norm max --bits 4 --bucket-size 1024",
+        "QSGD(bits=4)",
+        "--compression qsgd --bits 4",
         "sgd",
         {"color": "#F0E442", "linewidth": 7},
     ),
     Configuration(
         "nuqsgd-4",
-        "NUQSGD, 4 bits",
+        "NUQSGD(bits=4)",
         "--compression nuqsgd --bits 4",
         "sgd",
         {"color": "#CC79A7", "linewidth": 4},
     ),
     Configuration(
         "global-qsgd-8",
-        "GlobalQSGD, 8 bits",
+        "GlobalQSGD(bits=8)",
         "--compression global-qsgd --bits 8",
         "sgd",
         {"color": "#009E73"},
     ),
     Configuration(
         "global-qsgd-4",
-        "GlobalQSGD, 4 bits",
+        "GlobalQSGD(bits=4)",
         "--compression global-qsgd --bits 4",
         "sgd",
         {"color": "#009E73", "linestyle": "--"},
     ),
     Configuration(
-        "eden-3", "EDEN, 3 bits", "--compression eden --bits 3", "sgd", {"color": "#0072B2", "linewidth": 3}
+        "eden-3", "EDEN(bits=3)", "--compression eden --bits 3", "sgd", {"color": "#0072B2", "linewidth": 3}
     ),
     Configuration(
         "eden-2",
-        "EDEN, 2 bits",
+        "EDEN(bits=2)",
         "--compression eden --bits 2",
         "sgd",
         {"color": "#0072B2", "linestyle": "--"},
     ),
     Configuration("adam", "float32, Adam", "--optimizer adam", None, {"color": "black", "linestyle": "--"}),
-    Configuration("binsgdm", "BinSGDM, 1 bit", "--compression binsgdm", "adam", {"color": "#D55E00"}),
+    Configuration("binsgdm", "BinSGDM()", "--compression binsgdm", "adam", {"color": "#D55E00"}),
 )
 
 
@@ -154,8 +154,7 @@ def main() -> int:
                 results[configuration.key] = train(configuration, args)
                 console.print(line(row(configuration, results)), highlight=False)
                 progress.advance(task)
-                if done in (len(FIRST), len(chosen)):
-                    draw(chosen[:done], results, args, picture)
+                draw(chosen[:done], results, args, picture)
     except TrainingFailed as error:
         print(f"demonstration: {error}", file=sys.stderr)
         return 1

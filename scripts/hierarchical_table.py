@@ -14,7 +14,7 @@ from typing import Any
 from pages import insert
 
 RATES = ["10gbit", "25gbit", "100gbit"]
-METHODS = ["none", "fp16", "global-qsgd-8", "qsgd-4", "qsgd-4-alltoall", "binsgdm"]
+METHODS = ["none", "fp16", "global-qsgd-8", "qsgd-4", "qsgd-4-allgather", "binsgdm"]
 SETTING = ["--model", "bert-base", "--step", "0.35", "--backward", "0.23", "--accelerator", "--workers", "64",
            "--hosts", "8", "--local-bandwidth", "100gbit"]  # fmt: skip
 COMMAND = Path(sys.executable).with_name("horovod-quant")

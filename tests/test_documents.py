@@ -279,11 +279,13 @@ COMMANDS: dict[str, Entry] = {
     "scripts/lab rate 100mbit": RunBy(LAB, 'done("rate", rate)'),
     "scripts/lab exec host1 ssh host2 hostname": RunBy(LAB, '"ssh", "host2", "hostname"'),
     "horovodrun -np 4 python examples/terngrad.py": RunBy("tests/examples/test_terngrad.py", "terngrad"),
-    "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --rounds 11": EXCHANGE,
+    "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --rounds 11 --methods none fp16 "
+    "qsgd-4-bucket1024 nuqsgd-4 global-qsgd-8 global-qsgd-4 binsgdm": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --framework tensorflow --model resnet50 --rounds 9 "
-    "--groups 4": EXCHANGE,
+    "--groups 4 --methods none fp16 "
+    "qsgd-4-bucket1024 nuqsgd-4 global-qsgd-8 global-qsgd-4 binsgdm": EXCHANGE,
     "pip install horovod_quant-*.whl": INSTALLED,
-    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 qsgd-4 "
+    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 qsgd-4-bucket1024 "
     "nuqsgd-4 global-qsgd-4 eden-3 binsgdm": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --methods none fp16 "
     "global-qsgd-4": EXCHANGE,

@@ -28,7 +28,7 @@ HIERARCHICAL = "binsgdm-hierarchical"  # see steps_worker.py
 
 TRAININGS = (
     transformer.plain("none")._replace(title="Adam"),
-    transformer.plain("binsgdm"),
+    transformer.binsgdm(),
     transformer.LONGER._replace(style="--"),
 )
 

@@ -34,7 +34,7 @@ METHOD = (
     "each, over Gloo at 100 Mbit/s, all methods in each round. **All workers share the cores of one machine**: where "
     "16 of them share two, QSGD takes 8× the time to decode 16 workers' codes that it takes with a core for each. "
     "*Predicted*: the model of `advise`, calibrated with the measurements between 2 and 4 hosts; it knows the number "
-    "of workers that share the cores."
+    "of workers that share the cores. EDEN had `server_bits=3` between 4 and 8 hosts."
 )
 
 NONE, QSGD, GLOBAL = "none", "qsgd-8", "global-qsgd-8"
@@ -263,7 +263,7 @@ def cells(figures: dict[str, Any], hosts: str, method: str) -> list[str]:
 
 
 def title(method: str) -> str:
-    return "QSGDinf, 4 bits, alltoall" if method == "qsgdinf-alltoall-4" else common.title(method)
+    return common.title(method, workers=SIZES["full"].hosts)
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:

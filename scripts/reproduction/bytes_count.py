@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 
 from horovod_quant.analysis.units import parse_rate
+from horovod_quant.frontends import former_names
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 from reproduction import common, eden, running, seconds, simulated, steps, transformer
 from reproduction.common import Plot, Verdict
@@ -95,10 +96,9 @@ MEASURED = (
 
 TITLES = {
     "none": "Horovod", "fp16": "Horovod, fp16", "ddp": "DDP", "ddp-fp16": "DDP, fp16", "ddp-bf16": "DDP, bf16",
-    "powersgd-2": "PowerSGD, rank 2", "powersgd-4": "PowerSGD, rank 4", "global-qsgd-8": "Global-QSGD, 8 bits",
-    "qsgd-4": "QSGD, 4 bits", "eden-3": "EDEN, 3 bits", "eden-2": "EDEN, 2 bits",
-    "eden-3-trellis": "EDEN with a trellis, 3 bits", "eden-2-trellis": "EDEN with a trellis, 2 bits",
-    BINSGDM: "BinSGDM, twice the steps", AUTO: "Auto", ALONE: "compute only",
+    "powersgd-2": "PowerSGD, rank 2", "powersgd-4": "PowerSGD, rank 4",
+    **{name: common.title(name, version=former_names.VERSION) for name in OURS},
+    BINSGDM: transformer.LONGER.title, AUTO: "Auto()", ALONE: "compute only",
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 from horovod_quant import kernels, simulator
 from horovod_quant.frontends import methods
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Scheme, Workers
 from reproduction import running
 
 # The name of a claim is the name of its module, with hyphens.
@@ -107,21 +107,8 @@ COLORS = {
     "powersgd": "#555555",
 }
 
-TITLES = {
-    "none": "float32",
-    "fp16": "float16",
-    "qsgd": "QSGD",
-    "qsgdinf": "QSGDinf",
-    "nuqsgd": "NUQSGD",
-    "global-qsgd": "Global-QSGD",
-    "global-qsgd-l2": "Global-QSGD, l2 norm",
-    "global-qsgd-exp": "Global-QSGD, exponential",
-    "global-qsgd-rotated": "Global-QSGD, rotated",
-    "eden": "EDEN",
-    "eden-trellis": "EDEN with a trellis",
-    "binsgdm": "BinSGDM",
-}
-
+FLOATS = {"none": "float32", "fp16": "float16"}
+"""Titles of Horovod's own methods."""
 
 OURS = "our reading"  # of a paper that does not state it, or not in these words
 PACKAGE = "this package's claim"
@@ -241,15 +228,13 @@ def earlier(claim: str, settings: Any) -> dict[str, Any]:
 
 
 def scheme(name: str, **changes: Any) -> Any:
-    """Return the scheme of a method, by its name of version 0.1.0.
-
-    The results use these names.
+    """Return the scheme of a method.
 
     Args:
-        name: of the method.
+        name: of the method, see `running.NAMES`.
         changes: arguments that replace the scheme's.
     """
-    found: Any = methods.parse(name, version=1, workers=4).scheme()
+    found: Any = methods.parse(name, version=running.NAMES, workers=4).scheme()
     return replace(found, **changes)
 
 
@@ -278,10 +263,31 @@ def kind(method: str) -> str:
     return head if tail.isdigit() else method
 
 
-def title(method: str) -> str:
-    """Return the name of a method for readers: ``"NUQSGD, 4 bits"``."""
-    bits = method.rpartition("-")[2]
-    return TITLES[kind(method)] + (f", {width(int(bits))}" if bits.isdigit() else "")
+def title(method: str, *, version: int = running.NAMES, workers: Sequence[int] = (4,), **changes: Any) -> str:
+    """Return a method as a script writes it: ``"QSGD(bits=4, norm='l2')"``.
+
+    Arguments that change nothing with these numbers of workers are left out.
+
+    Args:
+        method: its name.
+        version: of the name.
+        workers: numbers in the result, the largest one last.
+        changes: arguments that replace the method's.
+    """
+    found = methods.parse(method, version=version, workers=workers[-1])
+    if found.scheme_class is None:
+        return FLOATS[method]
+    given = {**found.arguments, **changes}
+    resolved = _resolved(found.scheme_class(**given), workers)
+    for argument in [each for each in given if each != "bits"]:
+        fewer = {name: value for name, value in given.items() if name != argument}
+        if _resolved(found.scheme_class(**fewer), workers) == resolved:
+            given = fewer
+    return found._replace(arguments=given).code().removeprefix("hvq.")
+
+
+def _resolved(scheme: Scheme, workers: Sequence[int]) -> list[Scheme]:
+    return [scheme.for_workers(Workers(0, size)) for size in workers]
 
 
 def width(bits: int) -> str:
@@ -409,11 +415,13 @@ def save_plot(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def plot_loss(axes: Any, runs: Sequence[Sequence[float | None]], method: str, **style: Any) -> None:
+def plot_loss(
+    axes: Any, runs: Sequence[Sequence[float | None]], method: str, label: str, **style: Any
+) -> None:
     """Draw the mean loss of runs, smoothed over 10 steps, until one diverges."""
     steps = [mean(step) for step in zip(*runs) if None not in step]
     smooth = [mean(steps[max(0, i - 9) : i + 1]) for i in range(len(steps))]
-    axes.plot(smooth, **{"color": COLORS[kind(method)], "label": title(method), "linewidth": 1.4, **style})
+    axes.plot(smooth, **{"color": COLORS[kind(method)], "label": label, "linewidth": 1.4, **style})
 
 
 def finish(figure: Any, panels: Sequence[Any], path: Path) -> None:

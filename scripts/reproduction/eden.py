@@ -23,8 +23,8 @@ METHOD = (
     "*nmse*: reductions among simulated workers, for distributions that have little in common. *One spike* is one "
     "element per bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce "
     "transformer`, with 4 real workers, 1,000 steps, and for every method the learning rate that is best for float32. "
-    "float32 was trained anew; the row of BinSGDM is that of `scripts/reproduce transformer`. *Scatter* and *gather* "
-    "are the reduce-scatter side and the allgather side of a reduction. PowerSGD is PyTorch's hook for "
+    "float32 was trained anew; the row of BinSGDM is that of `scripts/reproduce transformer`. `bits` are those on the "
+    "reduce-scatter side of a reduction, `server_bits` those on the allgather side. PowerSGD is PyTorch's hook for "
     "DistributedDataParallel over Gloo, with the same model, data and optimizer, and float32 in the first tenth of the "
     "steps, as PyTorch's documentation advises. *Whitened*: an experiment outside the package. Before EDEN rounds "
     "them, gradients are divided, element by element, by the root mean square of past averages, which all workers have "
@@ -58,10 +58,18 @@ def _trellis(bits: int) -> Training:
     return plain(f"eden-trellis-{bits}")._replace(shade=TRELLIS_SHADES[bits])
 
 
+def _gathered_with_4(method: str, shade: str) -> Training:
+    """Return the trainings with 4 bits on the allgather side."""
+    title = common.title(method, server_bits=4)
+    return Training(f"{method}/4", method, title, ("--server-bits=4",), "--", shade=shade)
+
+
 def _whitened(bits: int) -> Training:
     options = ("--whiten", f"--floor={FLOORS[bits]}")
-    title = f"{common.title(f'eden-{bits}')}, whitened"
-    return Training(f"whitened-{bits}", f"eden-{bits}", title, options, ":", shade=SHADES[bits])
+    title = common.title(f"eden-{bits}")
+    return Training(
+        f"whitened-{bits}", f"eden-{bits}", f"{title}, whitened", options, ":", shade=SHADES[bits]
+    )
 
 
 # In the order of the page; the first is the baseline.
@@ -69,23 +77,12 @@ TRAININGS = (
     plain("none"),
     _eden(4),
     _eden(3),
-    Training(
-        "eden-3/4", "eden-3", "EDEN, 3 bits scatter, 4 gather", ("--server-bits=4",), "--", shade=SHADES[3]
-    ),
-    Training(
-        "eden-2/4", "eden-2", "EDEN, 2 bits scatter, 4 gather", ("--server-bits=4",), "--", shade=SHADES[2]
-    ),
+    _gathered_with_4("eden-3", SHADES[3]),
+    _gathered_with_4("eden-2", SHADES[2]),
     _eden(2),
     _eden(1),
     _trellis(3),
-    Training(
-        "eden-trellis-2/4",
-        "eden-trellis-2",
-        "EDEN with a trellis, 2 bits scatter, 4 gather",
-        ("--server-bits=4",),
-        "--",
-        shade=TRELLIS_SHADES[2],
-    ),
+    _gathered_with_4("eden-trellis-2", TRELLIS_SHADES[2]),
     _trellis(2),
     _trellis(1),
     _whitened(2),
@@ -94,7 +91,7 @@ TRAININGS = (
     plain("nuqsgd-4"),
     plain("global-qsgd-8"),
     Training("powersgd-2", "none", "PowerSGD, rank 2", ("--powersgd=2",)),
-    plain("binsgdm"),
+    transformer.binsgdm(),
 )
 _TITLES = {each.key: each.title for each in TRAININGS}
 OWN = {"whitened-2", "whitened-1", "powersgd-2"}  # trained by `WORKER`
@@ -302,7 +299,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
         if whole("none", key):
             found.append(
                 Verdict(
-                    f"{_TITLES[key]}, ends within 0.5% of the float32 loss",
+                    f"{_TITLES[key]} ends within 0.5% of the float32 loss",
                     within(key, 0.005),
                     transformer.difference(figures, key),
                 )
@@ -351,8 +348,8 @@ def _embedding_verdict(figures: dict[str, Any], optimizer: str) -> Verdict:
         _embedding_ratio(figures[optimizer], f"eden-3{excluded}") for excluded in ("", EXCLUDED)
     )
     return Verdict(
-        f"Rows of zeros of an embedding do no harm with {OPTIMIZERS[optimizer]}: EDEN, 3 bits, ends within 1% of the "
-        "float32 loss",
+        f"Rows of zeros of an embedding do no harm with {OPTIMIZERS[optimizer]}: "
+        f"{common.title('eden-3')} ends within 1% of the float32 loss",
         ratio <= 1.01,
         f"{ratio - 1:+.2%}; without the embedding {without - 1:+.2%}",
     )
@@ -455,5 +452,5 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     plots = []
     if ERRORS in figures:
         plots.append(eden_errors.draw(figures[ERRORS], folder))
-    plots += transformer.draw_parts(figures, TRAININGS, folder, "eden-loss.png")
+    plots += transformer.draw_parts(figures, TRAININGS, folder, "eden-loss.png", CLOSE)
     return plots

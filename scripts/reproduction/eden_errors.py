@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] =
 
 SCHEMES = {
     **{f"eden-{bits}": (common.title(f"eden-{bits}"), EDEN(bits, bits, "alltoall")) for bits in (4, 3, 2, 1)},
-    "eden-2/4": ("EDEN, 2 bits scatter, 4 gather", EDEN(2, 4, "alltoall")),
+    "eden-2/4": (common.title("eden-2", server_bits=4), EDEN(2, 4, "alltoall")),
     **{
         f"eden-trellis-{bits}": (
             common.title(f"eden-trellis-{bits}"),
@@ -83,15 +83,14 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
                     predicted = None
                     if isinstance(scheme, EDEN):
                         predicted = scheme.widths(size).nmse(bounds.energy_ratio(own))
-                    error = variance.squared([done[1]]) / energy
                     found.append(
                         {
                             "method": name,
                             "kind": kind,
                             "workers": size,
                             "seed": seed,
-                            "error": error,
-                            "told": predicted,
+                            "nmse": variance.squared([done[1]]) / energy,
+                            "formula": predicted,
                         }
                     )
     return found
@@ -100,7 +99,7 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
 # ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
-def _mean(figures: list[dict[str, Any]], what: str = "error", **wanted: Any) -> float:
+def _mean(figures: list[dict[str, Any]], what: str = "nmse", **wanted: Any) -> float:
     """Return the mean of a figure over the seeds."""
     return common.mean(
         each[what] for each in figures if all(each[key] == value for key, value in wanted.items())
@@ -115,7 +114,7 @@ def verdicts(figures: list[dict[str, Any]]) -> list[Verdict]:
     cells = _cells(figures)
     ratios = {
         (name, kind, size): _mean(figures, method=name, kind=kind, workers=size)
-        / _mean(figures, "told", method=name, kind=kind, workers=size)
+        / _mean(figures, "formula", method=name, kind=kind, workers=size)
         for name in SCHEMES
         if name.startswith("eden")
         for kind, size in cells
@@ -138,7 +137,7 @@ def verdicts(figures: list[dict[str, Any]]) -> list[Verdict]:
         worse = sorted({kind for (kind, size), gain in gains.items() if gain <= 1})
         found.append(
             Verdict(
-                f"With 4 bits the nmse of EDEN is smaller than that of {SCHEMES[other][0].split(',')[0]}, for every "
+                f"The nmse of {SCHEMES['eden-4'][0]} is smaller than that of {SCHEMES[other][0]}, for every "
                 "distribution and number of workers",
                 not worse,
                 f"{min(gains.values()):.2g}× to {max(gains.values()):.3g}× smaller"
@@ -159,8 +158,9 @@ def table(figures: list[dict[str, Any]]) -> str:
             formula = f"{scheme.widths(size).nmse():.3g}" if isinstance(scheme, EDEN) else ""
             rows.append([f"{title}, {size} workers", *errors, formula])
     note = (
-        "The nmse, `||average - exact||² / ||exact||²`, of independent gradients, two roundings (Global-QSGD: one "
-        "sum), means of the seeds. *Formula*: `horovod_quant.codecs.rotated_codes.eden_error`."
+        "The nmse, `||average - exact||² / ||exact||²`, of independent gradients, means of the seeds, with "
+        '`exchange="alltoall"`, which rounds twice (GlobalQSGD: one sum). *Formula*: '
+        "`horovod_quant.codecs.rotated_codes.eden_error`."
     )
     return f"{note}\n\n{common.table(['', *KINDS, 'formula'], rows)}"
 
@@ -183,7 +183,7 @@ def draw(figures: list[dict[str, Any]], folder: Path) -> Plot:
         x, low, high = zip(*shown)
         color = common.COLORS[common.kind(name)]
         axes.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
-        label = title.split(",")[0] if name in ("eden-4", "eden-trellis-4") else None
+        label = {"eden-4": "EDEN(bits=b)", "eden-trellis-4": "EDEN(bits=b, trellis=True)"}.get(name)
         axes.plot(x, high, color=color, label=label, linewidth=1)
         if isinstance(scheme, EDEN) and scheme.trellis:
             continue

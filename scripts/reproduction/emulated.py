@@ -319,9 +319,7 @@ def cell(figures: dict[str, Any], method: str) -> str:
 
 def title(method: str) -> str:
     flat = method[: -len(NESTED)] if method.endswith(NESTED) else method
-    known = {"qsgdinf-alltoall-4": "QSGDinf, 4 bits, alltoall"}
-    own = known[flat] if flat in known else common.title(flat)
-    return own + (", hierarchical" if flat != method else "")
+    return common.title(flat) + (", hierarchical" if flat != method else "")
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:

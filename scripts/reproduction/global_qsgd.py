@@ -110,7 +110,7 @@ def _scaling(settings: Settings, seed: int) -> dict[str, Any]:
         seed=seed, workers=max(settings.workers), steps=20, images_each=8, elements=settings.elements
     )
     figures: dict[str, dict[str, list]] = {
-        name: {} for name in ("errors", "bounded", "ranges", "levels", "equal")
+        name: {} for name in ("squared errors", "bounded", "ranges", "levels", "equal")
     }
 
     def note(name: str, key: str, value: Any) -> None:
@@ -121,7 +121,7 @@ def _scaling(settings: Settings, seed: int) -> dict[str, Any]:
         references = {f"qsgd-{bits}" for bits in settings.references}
         exchanged = {name: _exchange(name, own, seed) for name in sorted({*ERRORS_DRAWN, *references})}
         for name, done in exchanged.items():
-            note("errors", name, done and done[0])
+            note("squared errors", name, done and done[0])
         for norm in NORMS:
             by_width = {bits: _exchange(f"{METHOD_OF_NORM[norm]}-{bits}", own, seed) for bits in WIDTHS}
             for bits in BOUNDED_WIDTHS:
@@ -223,7 +223,7 @@ def _at_equal_levels(own: np.ndarray, seed: int) -> dict[str, float]:
 
     return {
         "non-zeros": np.count_nonzero(ours) / np.count_nonzero(theirs),
-        "error": error(norms) / error(own_norms),
+        "squared error": error(norms) / error(own_norms),
     }
 
 
@@ -243,7 +243,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         for sum_, limit in zip(own[f"{norm} {what}"], own[f"{norm} limit"])
     )
     l2, largest = (_slope(figures, "ranges", f"{norm} worst") for norm in ("l2", "max"))
-    nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "error")
+    nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "squared error")
     found = [
         Verdict(
             "An allreduce can add the integers of all workers: every sum fits its field",
@@ -262,7 +262,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         ratios = common.loss_ratios(figures["losses"][method], figures["losses"]["none"])
         found.append(
             Verdict(
-                f"{common.title(method)}, trains as well as float32: at most {MATCH} times its mean loss",
+                f"{common.title(method)} trains as well as float32: at most {MATCH} times its mean loss",
                 common.mean(ratios) <= MATCH,
                 f"{common.ratio(ratios)} times",
                 f"{SECOND} “preserving accuracy”",
@@ -313,7 +313,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def in_short(figures: dict[str, Any]) -> str:
-    nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "error")
+    nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "squared error")
     return (
         f"With the same number of levels as QSGD, n^{-nonzeros.value:.2f}× fewer integers are non-zero, but the "
         f"squared error is n^{error.value:.2f} times that of QSGD, which the abstracts do not mention."
@@ -377,7 +377,7 @@ def tables(figures: dict[str, Any]) -> str:
     for i, size in enumerate(figures["workers"]):
         row: list[Any] = [f"{size:,}"]
         for bits in figures["references"]:
-            row.append(f"{common.mean(own[f'qsgd-{bits}'][i] for own in figures['errors']):.2e}")
+            row.append(f"{common.mean(own[f'qsgd-{bits}'][i] for own in figures['squared errors']):.2e}")
             row += [_bits(_equal(figures, f"{norm} bits {bits}")[i]) for norm in NORMS]
             for norm in NORMS:
                 row.append(next((f"{r:.1f}" for n, r in _savings(figures, norm, bits) if n == size), ""))
@@ -426,7 +426,7 @@ def _draw_scaling(figures: dict[str, Any], path: Path) -> None:
     sizes = figures["workers"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     for name in ERRORS_DRAWN:
-        columns = list(zip(*(own[name] for own in figures["errors"])))
+        columns = list(zip(*(own[name] for own in figures["squared errors"])))
         errors = [math.nan if None in column else common.mean(column) for column in columns]
         left.plot(
             sizes,
@@ -483,7 +483,7 @@ def _draw_losses(figures: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for method in TRAINED:
         style = STYLES.get(method.rpartition("-")[2], "-")
-        common.plot_loss(axes, figures["losses"][method], method, linestyle=style)
+        common.plot_loss(axes, figures["losses"][method], method, common.title(method), linestyle=style)
     axes.set(yscale="log", xlabel="step", ylabel="training loss, nats")
     common.finish(figure, [axes], path)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 
-from horovod_quant.frontends import former_names, methods
+from horovod_quant.frontends import former_names
 from reproduction import common, running, steps, transformer
 from reproduction.common import Plot, Verdict
 
@@ -159,10 +159,7 @@ def in_short(figures: dict[str, Any]) -> str:
 
 
 def written(method: str) -> str:
-    """Return a method as a script writes it."""
-    return {"none": "float32", "fp16": "float16"}.get(method) or methods.parse(method).code().removeprefix(
-        "hvq."
-    )
+    return common.title(method, version=former_names.VERSION)
 
 
 def tables(figures: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from horovod_quant.frontends import former_names
 from reproduction import common, simulated, transformer
 from reproduction.common import Plot, Verdict
 from reproduction.simulated import Job
@@ -27,19 +28,21 @@ METHOD = (
 
 MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 32}  # as in the example
 BATCH, RATE = 32, 0.006
-METHODS = {
-    "none": "float32",
-    "global-qsgd-8": "Global-QSGD, 8 bits",
-    "global-qsgd-8-rotate": "Global-QSGD, 8 bits, rotated",
-    "qsgd-4-alltoall": "QSGD, 4 bits, alltoall",
-    "eden-3": "EDEN, 3 bits",
-}
+SIZES_OF_CLUSTERS = (16, 32)
+METHODS = ("none", "global-qsgd-8", "global-qsgd-8-rotate", "qsgd-4-alltoall", "eden-3")
 COLORS = {
     "global-qsgd-8-rotate": common.COLORS["global-qsgd-rotated"],
     "qsgd-4-alltoall": common.COLORS["qsgd"],
 }
-TRAININGS = tuple(Training(key, key, title, shade=COLORS.get(key, "")) for key, title in METHODS.items())
-SIZES_OF_CLUSTERS = (16, 32)
+TRAININGS = tuple(
+    Training(
+        key,
+        key,
+        common.title(key, version=former_names.VERSION, workers=SIZES_OF_CLUSTERS),
+        shade=COLORS.get(key, ""),
+    )
+    for key in METHODS
+)
 PARTS = tuple(f"{key}@{workers}" for workers in SIZES_OF_CLUSTERS for key in METHODS)
 
 
@@ -116,7 +119,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return [
         Verdict(
-            f"{workers} workers: {each.title}, ends within 1% of the float32 loss",
+            f"{workers} workers: {each.title} ends within 1% of the float32 loss",
             transformer.loss_ratio(own, each.key) <= LIMIT,
             transformer.difference(own, each.key),
         )

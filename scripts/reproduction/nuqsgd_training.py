@@ -20,8 +20,8 @@ CLAIM = (
 )
 METHOD = (
     "The transformer, text, steps and seeds of `scripts/reproduce transformer`, 4 real workers, the learning rate "
-    "that is best for float32. QSGD and NUQSGD divide a bucket by its l2 norm, QSGDinf by its maximum, as in the "
-    "paper. Unlike in the paper, rounding is correlated between workers, the default of this package, for all three. "
+    "that is best for float32. The paper's QSGD is `QSGD(norm='l2')`, its QSGDinf `QSGD()`, whose norm is the "
+    "maximum. Unlike in the paper, rounding is correlated between workers, the default of this package, for all three. "
     "The last row of NUQSGD has the max norm, which the paper does not use, to choose the default norm of the package."
 )
 
@@ -35,13 +35,13 @@ def key(method: str, bucket: int) -> str:
 
 
 def _training(method: str, bucket: int) -> Training:
-    title = f"{common.title(method)}, buckets of {bucket:,}"
+    title = common.title(method, bucket_size=bucket)
     options = () if bucket == min(BUCKETS) else (f"--bucket-size={bucket}",)
     return Training(key(method, bucket), method, title, options, BUCKETS[bucket])
 
 
 DEFAULT = "nuqsgd-4"
-MAX = Training("nuqsgd-4, max", DEFAULT, "NUQSGD, 4 bits, buckets of 1,024, max norm", ("--norm=max",), ":")
+MAX = Training("nuqsgd-4, max", DEFAULT, common.title(DEFAULT, norm="max"), ("--norm=max",), ":")
 TRAININGS = (plain("none"), *(_training(method, bucket) for bucket in BUCKETS for method in METHODS), MAX)
 PARTS = tuple(each.key for each in TRAININGS)
 
@@ -91,7 +91,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         if whole(nuqsgd, qsgd):
             found.append(
                 Verdict(
-                    f"With buckets of {bucket:,} NUQSGD ends at a lower loss than QSGD",
+                    f"With buckets of {bucket:,} NUQSGD ends at a lower loss than QSGD with the l2 norm",
                     _ratio(figures, nuqsgd, qsgd) < 1,
                     _evidence(figures, nuqsgd, qsgd),
                     "NUQSGD, experiments: training loss",

@@ -45,7 +45,7 @@ TRAININGS = (
     SIGNS,
     next(each for each in eden.TRAININGS if each.key == "powersgd-2"),
     plain("eden-3"),
-    plain("binsgdm"),
+    transformer.binsgdm(),
 )
 
 
@@ -145,7 +145,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         own = transformer.loss_ratio(figures, "eden-3")
         found.append(
             Verdict(
-                f"EDEN, 3 bits, ends at a lower loss than {', '.join(titles[key] for key in rivals)}",
+                f"{titles['eden-3']} ends at a lower loss than {'; '.join(titles[key] for key in rivals)}",
                 all(own < transformer.loss_ratio(figures, key) for key in rivals),
                 "; ".join(
                     f"{titles[key]}: {transformer.difference(figures, key)}" for key in ("eden-3", *rivals)

@@ -23,9 +23,9 @@ CLAIM = (
     "overflows its field, in less than one bucket of a million, is detected and resent."
 )
 METHOD = (
-    "Simulated workers with `global-qsgd` and `global-qsgd-rotated` at the same number of bits, both with correlated "
-    "rounding. *Gaussian*: independent gradients. *Rows*: independent gradients whose rows have different scales, and "
-    "0.1% of outliers. *Layer*: each worker has the gradient of its own 8 images, at the same weights of a "
+    "Simulated workers with `GlobalQSGD`, with and without `rotate=True`, at the same number of bits, both with "
+    "correlated rounding. *Gaussian*: independent gradients. *Rows*: independent gradients whose rows have different "
+    "scales, and 0.1% of outliers. *Layer*: each worker has the gradient of its own 8 images, at the same weights of a "
     "convolutional network (its second layer). *A sixteenth alike*: of 16 buckets that share an estimate, one is the "
     "same on all workers. The estimate misses that, so sums overflow their fields. The nmse is `||average - exact||² / "
     "||exact||²`."
@@ -111,7 +111,7 @@ def _exchange(method: str, bits: int, kind: str, own: np.ndarray, seed: int) -> 
         "bits": bits,
         "kind": kind,
         "workers": len(own),
-        "error": variance.squared([difference]) / variance.squared([own.mean(axis=0, dtype=np.float64)]),
+        "nmse": variance.squared([difference]) / variance.squared([own.mean(axis=0, dtype=np.float64)]),
         "bytes": sum(done.bytes_sent.values()) / own.shape[1],
         "again": done.exchanged_again,
         "buckets": -(-own.shape[1] // TILE),
@@ -127,7 +127,7 @@ def _those(figures: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
 
 def _errors(figures: dict[str, Any], **wanted: Any) -> list[float]:
     """Return the nmse of each seed; empty if the sum does not fit."""
-    return [each["error"] for each in _those(figures, **wanted)]
+    return [each["nmse"] for each in _those(figures, **wanted)]
 
 
 def _share(exchanges: list[dict[str, Any]]) -> tuple[int, int]:
@@ -142,7 +142,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     }
     gains = {kind: common.mean(paper) / common.mean(ours) for kind, (paper, ours) in pairs.items()}
     ratios = [
-        each["error"] / rotated_sum_error(each["bits"], each["workers"])
+        each["nmse"] / rotated_sum_error(each["bits"], each["workers"])
         for each in _those(figures, method=METHODS[1], kind="gaussian")
     ]
     ordinary = [each for each in _those(figures, method=METHODS[1]) if each["kind"] in ORDINARY]
@@ -236,7 +236,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 style,
                 color=common.COLORS[method],
                 marker=".",
-                label=f"{common.title(method)}: {kind}",
+                label=f"{common.title(f'{method}-{bits}')}: {kind}",
             )
     axes.set_xlabel("workers")
     axes.set_ylabel("nmse of the average")

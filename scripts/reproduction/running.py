@@ -22,6 +22,9 @@ from typing import Any, Callable, NamedTuple
 
 from horovod_quant.frontends import methods
 
+NAMES = 1
+"""Version of the names of methods in results, see `horovod_quant.frontends.former_names`."""
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 KEPT = ROOT / "docs" / "results" / "runs"
@@ -146,7 +149,7 @@ def once(name: str, compute: Callable[[], Any]) -> Any:
 
 def method_options(name: str) -> list[str]:
     """Return the options of the examples for a method."""
-    method = methods.parse(name, version=1, workers=4)
+    method = methods.parse(name, version=NAMES, workers=4)
     if method.class_name is None:
         return ["--compression", name]
     compressors = import_example("training").COMPRESSORS
@@ -157,8 +160,8 @@ def method_options(name: str) -> list[str]:
 
 
 def present_name(name: str, workers: int) -> str:
-    """Return the current name of a method, from its name of version 0.1.0."""
-    return methods.parse(name, version=1, workers=workers).name
+    """Return the current name of a method in results."""
+    return methods.parse(name, version=NAMES, workers=workers).name
 
 
 def import_example(module: str) -> Any:

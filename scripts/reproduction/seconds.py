@@ -29,7 +29,7 @@ SCALE = "119,000 parameters, 1,000 steps, one training each, 4 hosts on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
     "On slow links, trainings with the recommended settings come within 1% of the final float32 loss in less time than "
-    "float32, and EDEN with 3 bits in less time than PowerSGD."
+    f"float32, and {common.title('eden-3')} in less time than PowerSGD."
 )
 METHOD = (
     "The trainings of `scripts/reproduce transformer` (the same transformer, text, learning rates and seed 0), one "
@@ -238,8 +238,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             ratio = times_as_fast(figures, rate, "eden-3", "powersgd-2")
             found.append(
                 Verdict(
-                    f"{rate_title(rate)}: EDEN, 3 bits, gets within 1% of the final float32 loss sooner than PowerSGD, "
-                    "rank 2",
+                    f"{rate_title(rate)}: {common.title('eden-3')} gets within 1% of the final float32 loss sooner "
+                    "than PowerSGD, rank 2",
                     ratio > 1,
                     f"speed-up: {told(ratio)}",
                 )

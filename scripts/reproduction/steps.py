@@ -34,7 +34,7 @@ class Settings(NamedTuple):
         steps: per trial.
         min_elements: smaller gradients are not compressed.
         cycle_time: HOROVOD_CYCLE_TIME in milliseconds; None for its default.
-        version: of the names of methods; older results use those of version 0.1.0.
+        version: of the names of methods.
         cores: that all hosts share; None for all.
         isa: the instruction set of kernels and of PyTorch; None for the best.
     """
@@ -50,7 +50,7 @@ class Settings(NamedTuple):
     steps: int = 1
     min_elements: int = 1024
     cycle_time: int | None = None
-    version: int = 1
+    version: int = running.NAMES
     cores: int | None = None
     isa: str | None = None
 

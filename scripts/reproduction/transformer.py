@@ -75,6 +75,10 @@ def plain(method: str, recommended: bool = False, style: str = "-") -> Training:
     return Training(method, method, common.title(method), (), style, recommended)
 
 
+def binsgdm(style: str = "-") -> Training:
+    return plain("binsgdm", style=style)._replace(title=BINSGDM)
+
+
 class TrainedInParts(NamedTuple):
     """Settings of trainings in a study whose parts can run one by one.
 
@@ -90,9 +94,12 @@ class TrainedInParts(NamedTuple):
     only: tuple[str, ...] | None = None
 
 
+BINSGDM = "BinSGDM(beta=0.9)"
+"""Title of the example's optimizer."""
+
 FACTOR = 2
 LONGER = Training(  # its options are the settings'
-    "binsgdm, longer", "binsgdm", "BinSGDM, twice the steps", recommended=True
+    "binsgdm, longer", "binsgdm", f"{BINSGDM}, twice the steps", recommended=True
 )
 TRAININGS = (
     plain("none"),
@@ -100,12 +107,17 @@ TRAININGS = (
     plain("qsgd-8", recommended=True),
     plain("qsgdinf-4", style="--"),
     Training(
-        "qsgdinf-4/256", "qsgdinf-4", "QSGDinf, 4 bits, buckets of 256", ("--bucket-size=256",), "-", True
+        "qsgdinf-4/256",
+        "qsgdinf-4",
+        common.title("qsgdinf-4", bucket_size=256),
+        ("--bucket-size=256",),
+        "-",
+        True,
     ),
     plain("nuqsgd-4", recommended=True),
     plain("global-qsgd-8", recommended=True),
     plain("global-qsgd-exp-8", recommended=True),
-    plain("binsgdm", style="--"),
+    binsgdm("--"),
     LONGER,
 )
 
@@ -276,7 +288,7 @@ def training_speed_up(measured: dict[str, Any], method: str) -> float:
 def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return [
         Verdict(
-            f"{each.title}, ends within 1% of the float32 loss" + (HALF if each.key == LONGER.key else ""),
+            f"{each.title} ends within 1% of the float32 loss" + (HALF if each.key == LONGER.key else ""),
             loss_ratio(figures, each.key) <= LIMIT,
             difference(figures, each.key),
         )
@@ -337,8 +349,7 @@ def loss_table(figures: dict[str, Any]) -> str:
     note = (
         f"Losses are in nats per character: {entropy['nothing']:.2f} if only the frequency of each character is known, "
         f"{entropy['one character']:.2f} if its frequency after each other character is known. Recommended settings "
-        "are bold. With the l2 norm of a bucket of 1,024, QSGD has too few levels at 4 bits; smaller buckets have "
-        "smaller maxima."
+        "are bold. With 4 bits and the l2 norm of a bucket of 1,024, QSGD has too few levels."
     )
     return f"{losses}\n\n{note}"
 
@@ -422,20 +433,33 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return plots
 
 
-def draw_parts(figures: dict[str, Any], chosen: Sequence[Training], folder: Path, file: str) -> list[Plot]:
-    """Draw the losses of finished trainings, if float32 and another one are among them."""
+def draw_parts(
+    figures: dict[str, Any],
+    chosen: Sequence[Training],
+    folder: Path,
+    file: str,
+    inset: Sequence[str] | None = None,
+) -> list[Plot]:
+    """Draw the losses of finished trainings, if float32 and another one are among them.
+
+    Args:
+        inset: keys of the trainings in the inset; None for all that end close to float32.
+    """
     trained_ones = [each for each in chosen if each.key in figures["trainings"]]
     if len(trained_ones) < 2 or trained_ones[0].key != "none":
         return []
-    draw_losses(figures["trainings"], trained_ones, folder / file)
+    draw_losses(figures["trainings"], trained_ones, folder / file, inset)
     return [Plot(file, LOSS_CAPTION)]
 
 
-def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path) -> None:
+def draw_losses(
+    figures: dict[str, Any], chosen: Sequence[Training], path: Path, inset: Sequence[str] | None = None
+) -> None:
     """Draw training losses, and final validation losses relative to the first training.
 
     Args:
         figures: `trained`, by key.
+        inset: see `draw_parts`.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 5), layout="constrained")
     curves = [curve(figures[each.key]["losses"]) for each in chosen]
@@ -447,7 +471,7 @@ def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path)
         mean = 100 * (common.mean(own) / common.mean(baseline[: len(own)]) - 1)
         right.plot(ratios, [place] * len(ratios), "o", color=each.color, alpha=0.5)
         right.plot(mean, place, "|", color=each.color, markersize=24)
-    zoom_in(left, chosen, curves)
+    zoom_in(left, chosen, curves, inset)
     left.set(xlabel="step", ylabel="training loss, nats per character")
     right.axvline(0, color="black", linewidth=1)
     right.axvline(100 * (LIMIT - 1), color="black", linewidth=1, linestyle="--")
@@ -458,7 +482,9 @@ def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path)
     common.finish(figure, (left, right), path)
 
 
-def zoom_in(axes: Any, chosen: Sequence[Training], curves: Sequence[Curve]) -> None:
+def zoom_in(
+    axes: Any, chosen: Sequence[Training], curves: Sequence[Curve], only: Sequence[str] | None
+) -> None:
     """Draw an inset with ratios of curves that end close to the first one."""
     steps, losses = curves[0]
     ratios = {
@@ -466,7 +492,11 @@ def zoom_in(axes: Any, chosen: Sequence[Training], curves: Sequence[Curve]) -> N
         for each, points in zip(chosen, curves)
         if points[0] == steps
     }
-    near = {each: ratio for each, ratio in ratios.items() if abs(ratio[-1]) <= 100 * NEAR}
+    near = {
+        each: ratio
+        for each, ratio in ratios.items()
+        if abs(ratio[-1]) <= 100 * NEAR and (only is None or each.key in only)
+    }
     if len(near) < 2:
         return
     inset = axes.inset_axes((0.42, 0.5, 0.55, 0.4))

@@ -67,7 +67,7 @@ def test_the_model_is_as_large_as_it_is_said_to_be() -> None:
 def test_the_best_of_the_baselines_has_to_be_beaten(ours: float, at_1gbit: bool, at_100mbit: bool) -> None:
     *found, check = bytes_count.verdicts(figures(ours))
     assert [each.holds for each in found] == [at_100mbit, at_1gbit] * 2
-    assert all("EDEN, 3 bits, DDP" in each.evidence and "DDP, bf16 45 s" in each.evidence for each in found)
+    assert all("EDEN(bits=3), DDP" in each.evidence and "DDP, bf16 45 s" in each.evidence for each in found)
     assert check.holds
     assert not bytes_count.verdicts(figures(ours, whole=1.2))[-1].holds
 
@@ -77,7 +77,7 @@ def test_a_loss_that_is_never_reached_takes_no_time() -> None:
     assert bytes_count.seconds_needed(found, "1gbit", "ddp-eden-3") is None
     assert bytes_count.fastest(found, "1gbit", bytes_count.ours()) is None
     assert [each.statement[:10] for each in bytes_count.verdicts(found)] == ["Whole runs"]
-    assert "| EDEN, 3 bits, DDP | 100 |  |  |" in bytes_count.tables(found)
+    assert "| EDEN(bits=3), DDP | 100 |  |  |" in bytes_count.tables(found)
     falling = [2.0 + max(0.0, 0.09 * (40 - step)) for step in range(FLAT)]
     # 0.09, 0.18, 0.27 and 0.36 above are 1% of the sum of 50 twos, or less; with another loss before they are not.
     assert bytes_count.arrival(falling, [2.0] * FLAT) == 40 - 4 + bytes_count.WINDOW
@@ -97,8 +97,8 @@ def test_the_page_has_it_in_place_of_the_small_training(tmp_path: Path) -> None:
     for found in bytes_count.verdicts(figures(0.4)):
         assert f"**{page.outcome(found.holds)}**: {found.statement} ({found.evidence})" in text
     assert "the float32 bytes need 231 ms on a link that is never idle: 0.23× that time" in text
-    assert "| EDEN, 3 bits, DDP | 400 | 20 | 2.25 |" in text
-    assert "| Auto at 1 Gbit/s (took eden-3) | 80 |  | 40 | 0.1 |" in text
+    assert "| EDEN(bits=3), DDP | 400 | 20 | 2.25 |" in text
+    assert "| Auto() at 1 Gbit/s (took eden-3) | 80 |  | 40 | 0.1 |" in text
     assert (folder / "bytes-count.png").stat().st_size < 150_000
 
 

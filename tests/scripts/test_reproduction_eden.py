@@ -64,9 +64,9 @@ def test_errors_are_those_of_the_formula(errors: Any) -> None:
     as_predicted, *others = eden_errors.verdicts(errors)
     assert as_predicted.holds, as_predicted.evidence
     assert ["larger for 1 to 10 non-zeros" in verdict.evidence for verdict in others] == [True, False]
-    worse = [{**each, "error": 1.1 * each["error"]} for each in errors]
+    worse = [{**each, "nmse": 1.1 * each["nmse"]} for each in errors]
     assert not eden_errors.verdicts(worse)[0].holds
-    more = [{**each, "error": 100.0 if each["method"] == "eden-4" else each["error"]} for each in errors]
+    more = [{**each, "nmse": 100.0 if each["method"] == "eden-4" else each["nmse"]} for each in errors]
     assert not any(verdict.holds for verdict in eden_errors.verdicts(more))
 
 
@@ -98,8 +98,8 @@ def test_close_trainings_have_more_seeds() -> None:
     found = eden.study(TINY._replace(only=()))
     counts = {key: len(own["validation_losses"]) for key, own in found["trainings"].items()}
     assert counts == {"none": 3, "eden-3": 3, "eden-2": 2}
-    assert "EDEN, 3 bits, ends within 0.5% of the float32 loss" in holding(found)
-    assert "| EDEN, 3 bits | 3 |" in eden.tables(found)
+    assert "EDEN(bits=3, server_bits=3) ends within 0.5% of the float32 loss" in holding(found)
+    assert "| EDEN(bits=3, server_bits=3) | 3 |" in eden.tables(found)
 
 
 def test_a_verdict_waits_for_all_seeds(errors: Any) -> None:
@@ -108,11 +108,11 @@ def test_a_verdict_waits_for_all_seeds(errors: Any) -> None:
     del found["trainings"]["whitened-1"]
     statements = " ".join(holding(found))
     assert "at most 2.1 bits on the reduce-scatter side" in statements
-    assert "EDEN, 3 bits, ends within 0.5%" not in statements
+    assert "EDEN(bits=3, server_bits=3) ends within 0.5%" not in statements
     assert "Whitened" not in statements
     shown = eden.tables(found)
-    assert "| EDEN, 3 bits | **1 of 3** |" in shown
-    assert "**Not trained yet: EDEN, 1 bit, whitened.**" in shown
+    assert "| EDEN(bits=3, server_bits=3) | **1 of 3** |" in shown
+    assert "**Not trained yet: EDEN(bits=1, server_bits=1), whitened.**" in shown
 
 
 def test_the_page_is_made_of_the_figures_alone(errors: Any, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_largest_ratio_decides(times: float, holds: bool) -> None:
     assert "if the float32 transfer takes 11.5× the compute time" in found.statement
     assert "our assumption" in found.evidence
     assert (
-        f"speed-up 2.00 with BinSGDM at 5.26, speed-up 2.00 with BinSGDM at 6.26, speed-up {times:.2f} with"
+        f"speed-up 2.00 with BinSGDM() at 5.26, speed-up 2.00 with BinSGDM() at 6.26, speed-up {times:.2f} with"
         in found.evidence
     )
 
@@ -86,7 +86,7 @@ def test_the_page_says_that_it_is_emulated(tmp_path: Path) -> None:
     common.save(result, folder / "emulated.json")
     text = page.write(folder)[-1].read_text()
     assert "### BERT-Base, 4 hosts\n\n| emulated steps, ms (speed-up over float32) |" in text
-    assert "| BinSGDM, hierarchical |" in text
+    assert "| BinSGDM(), hierarchical |" in text
     assert "| 2 hosts, 1gbit: " in text
     assert "(emulated-speed.png)" in text
 
@@ -134,7 +134,7 @@ def test_a_table_has_what_is_predicted_and_what_bytes_need(tmp_path: Path) -> No
     found = clusters(1.5, 2.0, 3.0, 4.0)
     del found["clusters"]["16"]["seconds"]["eden-3"]
     text = by_workers.tables(found)
-    assert "| Global-QSGD, 8 bits | 1,333 (1,333) | 80 | 2,000 (2,000) | 80 |" in text
+    assert "| GlobalQSGD(bits=8) | 1,333 (1,333) | 80 | 2,000 (2,000) | 80 |" in text
     assert "| impossible |  |" in text
     (plot,) = by_workers.draw(found, tmp_path)
     assert (tmp_path / plot.file).read_bytes()[:4] == b"\x89PNG"
@@ -155,4 +155,4 @@ def test_exchanges_are_measured_and_the_model_calibrated() -> None:
     for hosts, own in measured["clusters"].items():
         assert set(own["seconds"]) == set(by_workers.METHODS)
         assert set(measured["predicted"][hosts]) == set(by_workers.METHODS)
-    assert "| Global-QSGD, 8 bits |" in by_workers.tables(measured)
+    assert "| GlobalQSGD(bits=8) |" in by_workers.tables(measured)

@@ -53,7 +53,7 @@ def test_a_verdict_waits_for_its_trainings() -> None:
     assert "QSGDinf" in statements[0]
     assert "8,192" in statements[1]
     assert "than QSGD" in statements[1]
-    titles = f"QSGD, 4 bits, buckets of 1,024, {nuqsgd_training.MAX.title}"
+    titles = f"QSGD(bits=4, norm='l2', bucket_size=1024), {nuqsgd_training.MAX.title}"
     assert f"**Not trained yet: {titles}.**" in nuqsgd_training.tables(found)
     assert nuqsgd_training.verdicts({**found, "trainings": {}}) == []
 

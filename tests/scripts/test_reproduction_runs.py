@@ -123,7 +123,7 @@ def test_a_training_of_twice_the_steps_needs_steps_half_as_long() -> None:
     assert transformer.training_speed_up(measured, "binsgdm") == pytest.approx(0.75)
     *_, verdict = transformer.verdicts({**figures(2.01, 1.5), "speeds": {"100mbit": measured}})
     assert not verdict.holds
-    assert "BinSGDM 0.75, with 2× the steps" in verdict.evidence
+    assert "BinSGDM() 0.75, with 2× the steps" in verdict.evidence
 
 
 @pytest.mark.parametrize("module", [transformer, binsgdm])
@@ -166,4 +166,27 @@ def test_the_full_size_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rates_are_written_out() -> None:
     assert transformer.rate_title("100mbit") == "100 Mbit/s"
     assert transformer.rate_title("2.5gbit") == "2.5 Gbit/s"
-    assert common.title("binsgdm") == "BinSGDM"
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "title"),
+    [
+        ("none", {}, "float32"),
+        ("qsgdinf-4", {"bucket_size": 256}, "QSGD(bits=4)"),
+        ("qsgd-4", {}, "QSGD(bits=4, norm='l2', bucket_size=1024)"),
+        ("nuqsgd-4", {}, "NUQSGD(bits=4)"),
+        ("eden-3", {}, "EDEN(bits=3, server_bits=3)"),
+        ("eden-3", {"server_bits": 4}, "EDEN(bits=3)"),
+        ("binsgdm", {}, "BinSGDM()"),
+    ],
+)
+def test_a_title_has_the_arguments_that_differ_from_the_defaults(
+    method: str, changes: dict[str, Any], title: str
+) -> None:
+    """4 workers: an allgather is the default of QSGD."""
+    assert common.title(method, **changes) == title
+
+
+def test_a_title_has_an_argument_that_matters_to_one_number_of_workers() -> None:
+    assert common.title("qsgdinf-4", workers=(4, 16)).endswith("exchange='allgather')")
+    assert common.title("qsgdinf-alltoall-4", workers=(4, 16)).endswith("exchange='alltoall')")
