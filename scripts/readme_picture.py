@@ -18,6 +18,8 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 CLAIMS = ("transformer", "binsgdm-tuning", "machines", "eden")
 FIGURES, TUNED, SPEEDS, EDENS = (RESULTS / f"{claim}.json" for claim in CLAIMS)
 PICTURE = RESULTS / "overview.png"
+LEFT = f"Training speed, 4 hosts\n{machines.LARGE} parameters, slowest of three machines"
+RIGHT = f"Final validation loss\n{machines.SMALL} parameters"
 LINKS = {"1gbit": 1.0, "100mbit": 0.45}
 """Opacity of the bars for each rate."""
 
@@ -73,7 +75,7 @@ def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
         edens: `EDENS`, with separate float32 trainings.
         path: of the PNG file.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
     height = 0.38
     for position, row in enumerate(ROWS):
         color = next(own for name, own in common.COLORS.items() if row.measured.startswith(name))
@@ -94,12 +96,14 @@ def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
         beside = max(*ratios, 100 * (transformer.LIMIT - 1)) + 0.3
         right.text(beside, position, f"{mean:+.1f}%", va="center", fontsize="small")
     left.axvline(1, color="black", linewidth=1)
-    left.set(title="Training speed, 4 hosts", xlabel="speed-up over float32", xlim=(0, 11))
+    left.set_title(LEFT, fontsize="medium")
+    left.set(xlabel="speed-up over float32", xlim=(0, 11))
     left.set_yticks(range(len(ROWS)), [row.label for row in ROWS])
     left.invert_yaxis()
     right.axvline(0, color="black", linewidth=1)
     right.axvline(100 * (transformer.LIMIT - 1), color="black", linewidth=1, linestyle="--")
-    right.set(title="Final validation loss", xlabel="% above float32 (dashed: 1%)", xlim=(-4, 12.5))
+    right.set_title(RIGHT, fontsize="medium")
+    right.set(xlabel="% above float32 (dashed: 1%)", xlim=(-4, 12.5))
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.25)
     common.save_plot(figure, path)

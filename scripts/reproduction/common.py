@@ -425,17 +425,18 @@ def plot_loss(
 
 
 def finish(figure: Any, panels: Sequence[Any], path: Path) -> None:
-    """Add grids and one legend below all panels; write the file."""
+    """Add grids and one legend below all panels, with the columns that fit; write the file."""
     labels: dict[str, Any] = {}
     for axes in panels:
         axes.grid(alpha=0.25)
         handles, names = axes.get_legend_handles_labels()
         labels.update(zip(names, handles))
-    figure.legend(
-        labels.values(),
-        labels.keys(),
-        loc="outside lower center",
-        ncols=min(3, len(labels)),
-        fontsize="small",
-    )
+    for columns in range(min(3, len(labels)), 0, -1):
+        legend = figure.legend(
+            labels.values(), labels.keys(), loc="outside lower center", ncols=columns, fontsize="small"
+        )
+        figure.draw_without_rendering()
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
     save_plot(figure, path)

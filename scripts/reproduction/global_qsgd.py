@@ -385,7 +385,7 @@ def tables(figures: dict[str, Any]) -> str:
     header = ["workers"]
     for bits in figures["references"]:
         header += [
-            f"squared error of QSGD, {bits} bits",
+            f"squared error of QSGD, l2 norm, {bits} bits",
             "bits: max",
             "bits: l2",
             "saving: max",
@@ -460,13 +460,25 @@ def _draw_equal_error(figures: dict[str, Any], path: Path) -> None:
     sizes = figures["workers"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     for bits, style in zip(figures["references"], ("-", ":")):
-        label = f"squared error of QSGD, {bits} bits"
-        left.plot(sizes, [bits] * len(sizes), style, color=common.COLORS["qsgd"], label=f"QSGD, {bits} bits")
+        label = f"as QSGD with {bits} bits"
+        left.plot(
+            sizes,
+            [bits] * len(sizes),
+            style,
+            color=common.COLORS["qsgd"],
+            label=f"QSGD, l2 norm, {bits} bits",
+        )
         for norm in NORMS:
             color = common.COLORS[METHOD_OF_NORM[norm]]
             widths = [math.nan if v is None else v for v in _equal(figures, f"{norm} bits {bits}")]
             left.plot(
-                sizes, widths, style, marker="o", markersize=3, color=color, label=f"{norm} norm, {label}"
+                sizes,
+                widths,
+                style,
+                marker="o",
+                markersize=3,
+                color=color,
+                label=f"Global-QSGD, {norm} norm, {label}",
             )
             points = _savings(figures, norm, bits)
             if points:

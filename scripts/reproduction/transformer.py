@@ -461,7 +461,7 @@ def draw_losses(
         figures: `trained`, by key.
         inset: see `draw_parts`.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 5), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.5), layout="constrained")
     curves = [curve(figures[each.key]["losses"]) for each in chosen]
     baseline = figures[chosen[0].key]["validation_losses"]
     for place, (each, points) in enumerate(zip(chosen, curves)):

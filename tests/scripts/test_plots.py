@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from parallel.launching import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
 import demonstration
+import readme_picture
 from matplotlib import pyplot as plt
-from reproduction import common, nuqsgd, transformer
+from reproduction import common, eden, nuqsgd, transformer
 
 
 def test_names_at_the_ends_of_curves_do_not_overlap() -> None:
@@ -34,6 +36,54 @@ def test_names_at_the_ends_of_curves_do_not_overlap() -> None:
         assert inside.y0 <= box.y0
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     plt.close(figure)
+
+
+def is_inside(figure: Any) -> bool:
+    """True if no label or legend leaves the figure."""
+    figure.draw_without_rendering()
+    drawn, whole = figure.get_tightbbox(), figure.bbox_inches
+    return drawn.x0 >= whole.x0 and drawn.x1 <= whole.x1 and drawn.y0 >= whole.y0 and drawn.y1 <= whole.y1
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param(claim, marks=() if claim in ("eden", "limits") else pytest.mark.extended)
+        for claim in (*common.CLAIMS, *common.ON_DEMAND)
+        if (ROOT / "docs" / "results" / f"{claim}.json").exists()
+    ],
+)
+def test_texts_and_legends_are_inside_their_plots(claim: str, monkeypatch: Any) -> None:
+    found = kept(monkeypatch)
+    result = common.load(ROOT / "docs" / "results" / f"{claim}.json")
+    assert result
+    assert len(common.module_of(claim).draw(result["figures"], Path("unused"))) == len(found)
+    for figure in found:
+        assert is_inside(figure)
+        plt.close(figure)
+
+
+def test_labels_of_the_readmes_picture_are_inside_their_axes(monkeypatch: Any) -> None:
+    found = kept(monkeypatch)
+    assert readme_picture.main() == 0
+    (figure,) = found
+    assert is_inside(figure)
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        for label in axes.texts:
+            extent = label.get_window_extent()
+            assert box.x0 <= extent.x0, label
+            assert extent.x1 <= box.x1, label
+    plt.close(figure)
+
+
+def test_the_detail_of_edens_losses_has_few_lines(monkeypatch: Any) -> None:
+    found = kept(monkeypatch)
+    eden.draw(common.load(ROOT / "docs" / "results" / "eden.json")["figures"], Path("unused"))
+    (inset,) = found[-1].axes[0].child_axes
+    assert len(inset.lines) == len(eden.CLOSE)
+    for figure in found:
+        plt.close(figure)
 
 
 def kept(monkeypatch: Any) -> list[Any]:
