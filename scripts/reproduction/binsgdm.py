@@ -80,7 +80,7 @@ def study(settings: Settings) -> dict[str, Any]:
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     found = [
         Verdict(
-            f"{when} BinSGDM ends within 1% of Adam's validation loss",
+            f"{when} {transformer.BINSGDM} ends within 1% of Adam's validation loss",
             transformer.loss_ratio(figures, key) <= transformer.LIMIT,
             transformer.difference(figures, key),
             source,
@@ -124,8 +124,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def in_short(figures: dict[str, Any]) -> str:
     equal, longer = (transformer.difference(figures, key) for key in ("binsgdm", transformer.LONGER.key))
     return (
-        f"Validation loss of BinSGDM relative to Adam: {equal} after the same number of steps; {longer} after 2× the "
-        "steps of Adam, which is not the comparison of the paper."
+        f"Validation loss of {transformer.BINSGDM} relative to Adam: {equal} after the same number of steps; {longer} "
+        f"after 2× the steps of Adam, which is not the comparison of the paper. {binsgdm_tuning.saved_in_short()}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from horovod_quant.frontends.binsgdm import DEFAULT_BETA
 from reproduction import common, running, transformer
 from reproduction.common import Plot, Verdict
 from reproduction.transformer import LIMIT, STEPS, TrainedInParts, Training, plain
@@ -52,14 +53,14 @@ def _tuned(key: str, title: str, options: tuple[str, ...] = (), rounding: str = 
 # In the order of the page.
 TRAININGS = (
     plain(ADAM)._replace(title="Adam"),
-    _tuned(OURS, "BinSGDM"),
+    _tuned(OURS, "BinSGDM()"),
     _tuned(SERVED, "BinSGDM(server_bits=3)", ("--server-bits=3",)),
     _tuned(COUNTED, "its rule, only bits of workers", (), "workers"),
     _tuned(EXACT, "its rule, no bits", (), "none"),
     _of_adam(ADAM_MORE, "Adam, twice the steps", (*MORE, "--lr=0.003")),
-    _tuned(OURS_MORE, "BinSGDM, twice the steps", MORE),
+    _tuned(OURS_MORE, "BinSGDM(), twice the steps", MORE),
     _of_adam(ADAM_LARGE, "Adam, batches 8× as large", LARGE),
-    _tuned(OURS_LARGE, "BinSGDM, batches 8× as large", LARGE),
+    _tuned(OURS_LARGE, "BinSGDM(), batches 8× as large", LARGE),
 )
 COMPARED = {
     **dict.fromkeys((OURS, SERVED, COUNTED, EXACT), ADAM),
@@ -216,6 +217,23 @@ def difference(figures: dict[str, Any], key: str, other: str | None = None) -> s
     return transformer.difference(_as_float32(figures, key, other or COMPARED[key]), key)
 
 
+def in_short(figures: dict[str, Any]) -> str:
+    """Compare the default beta, twice the steps, with Adam; empty until all are trained."""
+    if not all(key in figures["trainings"] for key in (OURS_MORE, ADAM_MORE, ADAM)):
+        return ""
+    return (
+        f"`BinSGDM()`, whose beta is {DEFAULT_BETA}, after {2 * STEPS:,} steps: {difference(figures, OURS_MORE)} "
+        f"relative to Adam after the same number of steps, {difference(figures, OURS_MORE, ADAM)} relative to Adam "
+        f"after {STEPS:,} steps."
+    )
+
+
+def saved_in_short() -> str:
+    """Return `in_short` of the saved result; empty without one."""
+    result = common.load(running.KEPT.with_name("binsgdm-tuning.json"))
+    return in_short(result["figures"]) if result else ""
+
+
 def tables(figures: dict[str, Any]) -> str:
     trainings = figures["trainings"]
     rows = []
@@ -234,7 +252,9 @@ def tables(figures: dict[str, Any]) -> str:
             )
         )
     parts = (
-        [common.table(("", "steps", "seeds", "validation loss", "relative to Adam"), rows)] if rows else []
+        [common.table(("", "steps", "seeds", "validation loss", "relative to Adam, same steps"), rows)]
+        if rows
+        else []
     )
     missing = [each.title for each in TRAININGS if each.key not in trainings]
     if missing:

@@ -292,7 +292,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
         return transformer.loss_ratio(figures, key) <= 1 + limit
 
     def shown(keys: Sequence[str]) -> str:
-        return "; ".join(f"{_TITLES[key]}: {transformer.difference(figures, key)}" for key in keys)
+        return "; ".join(f"{_TITLES[key]}: {transformer.difference_and_seeds(figures, key)}" for key in keys)
 
     found = []
     for key in ("eden-3", "eden-3/4", "eden-trellis-3"):
@@ -301,7 +301,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
                 Verdict(
                     f"{_TITLES[key]} ends within 0.5% of the float32 loss",
                     within(key, 0.005),
-                    transformer.difference(figures, key),
+                    transformer.difference_and_seeds(figures, key),
                 )
             )
     if whole("none", *LITTLE):

@@ -123,4 +123,4 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
     ]
     if result["size"] != "full":
         parts.insert(1, f"**This is a run of size {result['size']}: its figures mean nothing.**")
-    return "\n\n".join(parts)
+    return "\n\n".join(part.strip() for part in parts if part)

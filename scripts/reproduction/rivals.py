@@ -148,7 +148,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
                 f"{titles['eden-3']} ends at a lower loss than {'; '.join(titles[key] for key in rivals)}",
                 all(own < transformer.loss_ratio(figures, key) for key in rivals),
                 "; ".join(
-                    f"{titles[key]}: {transformer.difference(figures, key)}" for key in ("eden-3", *rivals)
+                    f"{titles[key]}: {transformer.difference_and_seeds(figures, key)}"
+                    for key in ("eden-3", *rivals)
                 ),
                 common.PACKAGE,
             )

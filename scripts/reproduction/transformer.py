@@ -277,7 +277,10 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 def in_short(figures: dict[str, Any]) -> str:
     parts = [f"{each.title} {difference(figures, each.key)}" for each in TRAININGS if each.recommended]
-    return f"Loss relative to the float32 loss: {'; '.join(parts)}, where float32 has half the steps."
+    default = common.module_of("binsgdm-tuning").saved_in_short()
+    return (
+        f"Loss relative to the float32 loss: {'; '.join(parts)}, where float32 has half the steps. {default}"
+    )
 
 
 def training_speed_up(measured: dict[str, Any], method: str) -> float:
@@ -310,6 +313,11 @@ def difference(figures: dict[str, Any], key: str) -> str:
     ratios = [100 * a / b for a, b in zip(own, other)]
     error = f" ± {common.standard_error(ratios):.2f}" if len(ratios) > 1 else ""
     return f"{100 * (loss_ratio(figures, key) - 1):+.2f}%{error}"
+
+
+def difference_and_seeds(figures: dict[str, Any], key: str) -> str:
+    own, other = (figures["trainings"][k]["validation_losses"] for k in (key, "none"))
+    return f"{difference(figures, key)}, {min(len(own), len(other))} seeds"
 
 
 def rate_title(rate: str) -> str:
