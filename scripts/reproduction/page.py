@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reproduction import common, untested
+from reproduction import clauses, common, untested
 
 INTRODUCTION = """\
 # Evidence: do the papers' claims hold?
@@ -76,11 +76,35 @@ def _in_short(results: dict[str, dict[str, Any]], folder: str) -> str:
 
 
 def _counts(claim: str, figures: dict[str, Any]) -> str:
-    counts = []
-    for (whose, what), verdicts in _by_kind(common.verdicts_of(claim, figures)):
-        held = sum(verdict.holds for verdict in verdicts)
-        counts.append(f"{held} of {whose} {len(verdicts)} {what} {'holds' if len(verdicts) == 1 else 'hold'}")
-    return ", ".join(counts)
+    """Return how many verdicts of each kind hold, and their clauses."""
+    every = common.verdicts_of(claim, figures)
+    counts = ", ".join(_count(*kind, [verdict.holds for verdict in own]) for kind, own in _by_kind(every))
+    parts = [counts]
+    for holds, beginning in ((True, "Holds"), (False, "Does not hold")):
+        about = _about(claim, every, holds)
+        if about:
+            parts.append(f"{beginning}: {'; '.join(about)}")
+    return ". ".join(parts)
+
+
+def _count(whose: str, what: str, holds: list[bool]) -> str:
+    held, of = sum(holds), len(holds)
+    if of == 1:
+        return f"{whose} one {what.removesuffix('s')} {outcome(holds[0])}"
+    if held in (0, of):
+        every = "both" if of == 2 else f"all {of}"
+        return f"{every} of {whose} {what} hold" if held else f"none of {whose} {of} {what} holds"
+    return f"{held} of {whose} {of} {what} {'holds' if held == 1 else 'hold'}"
+
+
+def _about(claim: str, verdicts: list[common.Verdict], holds: bool) -> list[str]:
+    """Return the clauses of verdicts with an outcome, and how many there are if another one has the other outcome."""
+    own = [(clauses.clause_of(claim, verdict.statement), verdict.holds) for verdict in verdicts]
+    found = {}
+    for clause, _ in (each for each in own if each[1] is holds):
+        of = [held for other, held in own if other == clause]
+        found[clause] = clause if len(set(of)) == 1 else f"{clause} ({of.count(holds)} of {len(of)})"
+    return list(found.values())
 
 
 def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list[common.Verdict]]]:

@@ -18,7 +18,7 @@ from parallel.launching import ROOT, environment
 
 sys.path.append(str(ROOT / "scripts"))
 
-from reproduction import common, page, qsvrg, variance
+from reproduction import clauses, common, page, qsvrg, variance
 
 STUDIES = (  # those that launch no workers
     "nuqsgd", "nuqsgd-gradients", "global-qsgd", "rotated-sum", "qsgd", "qsvrg", "limits",
@@ -95,6 +95,41 @@ def test_the_summary_is_short_and_tells_what_is_not_tested(folder: Path) -> None
         assert summary.read_text().count("\n") <= 60
     paged = [claim for _, claims in common.PAGES.values() for claim in claims]
     assert sorted(paged) == sorted([*common.CLAIMS, *common.ON_DEMAND])
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        ([False], "the paper's one statement does not hold"),
+        ([True], "the paper's one statement holds"),
+        ([True, True], "both of the paper's statements hold"),
+        ([True] * 3, "all 3 of the paper's statements hold"),
+        ([False] * 3, "none of the paper's 3 statements holds"),
+        ([True, False, False], "1 of the paper's 3 statements holds"),
+    ],
+)
+def test_the_summary_counts_in_words(outcomes: list[bool], text: str) -> None:
+    assert page._count("the paper's", "statements", outcomes) == text
+
+
+def test_the_summary_names_what_holds_and_what_does_not() -> None:
+    summary = RESULTS.with_name("results.md").read_text()
+    for claim in (*common.CLAIMS, *common.ON_DEMAND):
+        result = common.load(RESULTS / f"{claim}.json")
+        (line,) = (
+            (each for each in summary.splitlines() if f"[{common.module_of(claim).TITLE}]" in each)
+            if result
+            else ("",)
+        )
+        held, _, failed = line.partition("Does not hold: ")
+        for found in common.verdicts_of(claim, result["figures"]) if result else ():
+            clause = clauses.clause_of(claim, found.statement)
+            assert clause in (held if found.holds else failed), found.statement
+
+
+def test_a_verdict_without_a_clause_is_an_error() -> None:
+    with pytest.raises(LookupError, match="eden: add a part of this statement to CLAUSES: no such statement"):
+        clauses.clause_of("eden", "no such statement")
 
 
 @pytest.mark.parametrize("claim", common.CLAIMS)

@@ -109,7 +109,7 @@ def test_the_page_has_the_tuning_and_each_training(tmp_path: Path) -> None:
     common.save(result, folder / "binsgdm-tuning.json")
     text = page.write(folder)[-1].read_text()
     assert "Best: beta 0.8 with rate 0.005." in text
-    assert "| BinSGDM, batches 8× as large | 2 | 3 |" in text
+    assert "| BinSGDM(), batches 8× as large | 2 | 3 |" in text
     assert "| BinSGDM(server_bits=3) | 2 | 3 |" in text
     assert "(+6.97%" in text
     assert "(binsgdm-tuning-loss.png)" in text
