@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reproduction import binsgdm_tuning, common, steps, transformer
+import matplotlib.pyplot as plt
+
+from reproduction import binsgdm_tuning, common, running, steps, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "BinSGDM: one bit per element, compared with Adam"
@@ -17,13 +19,16 @@ CLAIM = (
     "submission; NeurIPS 2023)."
 )
 METHOD = (
-    "*Loss* and *speed*: the trainings and steps of `scripts/reproduce transformer` with Adam and with BinSGDM. The "
-    "beta of BinSGDM is 0.9 here; another section tunes it. The paper has faster GPUs and a faster network; here there "
-    "are a few cores and slow links. *Bytes*: counted by the network interfaces of the hosts in `scripts/lab` while a "
+    "*Loss*: the trainings of `scripts/reproduce transformer` with Adam and with BinSGDM. The beta of BinSGDM is 0.9 "
+    "here; another section tunes it. *Speed*: whole steps of a wider transformer between 4 hosts of `scripts/lab` with "
+    "1 worker each, over Gloo. Each round has a trial of every method; ratios are taken within a round, and the table "
+    "shows their median. The paper has faster GPUs and a faster network; here all hosts share the cores of a machine, "
+    "and links are slow. *Bytes*: counted by the network interfaces of the hosts in `scripts/lab` while a "
     "transformer of 21 million parameters trains over Gloo, with 2 workers per host."
 )
 
 METHODS = ("none", "binsgdm")
+ALONE = "alone"  # without communication: see steps_worker.py
 HIERARCHICAL = "binsgdm-hierarchical"  # see steps_worker.py
 
 TRAININGS = (
@@ -37,10 +42,15 @@ TOLERANCE = 0.05
 
 
 class Settings(NamedTuple):
-    """Trainings, and clusters between whose hosts bytes are counted."""
+    """Trainings, settings of speeds by rate, and clusters between whose hosts bytes are counted."""
 
     trainings: transformer.Settings
+    speeds: tuple[steps.Settings, ...]
     clusters: tuple[steps.Settings, ...]
+
+
+def _speed(hosts: int, rate: str, model: dict[str, int], **others: int) -> steps.Settings:
+    return steps.Settings(hosts, 1, rate, (ALONE, "fp16", *METHODS), model, **others)
 
 
 def _cluster(hosts: int, model: dict[str, int], **others: int) -> steps.Settings:
@@ -56,22 +66,29 @@ LARGE = {"layers": 3, "width": 768, "heads": 12, "context": 16}
 SIZES = {
     "full": Settings(
         transformer.SIZES["full"],
+        (
+            _speed(4, "100mbit", steps.WIDE),
+            _speed(4, "1gbit", steps.WIDE, rounds=7, steps=2),
+        ),
         tuple(_cluster(hosts, LARGE, rounds=3, warm_up=1) for hosts in (2, 4)),
     ),
     "tiny": Settings(
         transformer.SIZES["tiny"],
-        (_cluster(2, transformer.NARROW, rounds=1, warm_up=1),),
+        (_speed(2, "1gbit", steps.NARROW, rounds=2, warm_up=1),),
+        (_cluster(2, steps.NARROW, rounds=1, warm_up=1),),
     ),
 }
 
 
 def study(settings: Settings) -> dict[str, Any]:
-    found = {
+    reason = running.why_no_lab()
+    rates, clusters = ((), ()) if reason else (settings.speeds, settings.clusters)
+    return {
         "trainings": {each.key: transformer.trained(settings.trainings, each) for each in TRAININGS},
-        **transformer.speeds(settings.trainings.speeds),
+        "speeds": {each.rate: steps.measure(each) for each in rates},
+        "no_lab": reason,
+        "clusters": [{"hosts": each.hosts, **steps.measure(each)} for each in clusters],
     }
-    clusters = () if found["no_lab"] else settings.clusters
-    return {**found, "clusters": [{"hosts": each.hosts, **steps.measure(each)} for each in clusters]}
 
 
 # ---- verdicts ----------------------------------------------------------------------------------------------------
@@ -95,7 +112,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         )
     ]
     for rate, measured in figures["speeds"].items():
-        ratio, limit = steps.speed_up(measured, "binsgdm"), steps.speed_up(measured, transformer.ALONE)
+        ratio, limit = steps.speed_up(measured, "binsgdm"), steps.speed_up(measured, ALONE)
         found.append(
             Verdict(
                 f"At {transformer.rate_title(rate)} BinSGDM runs more steps per second than Adam with float32",
@@ -173,7 +190,7 @@ def tables(figures: dict[str, Any]) -> str:
         f"Adam needs {reached:,} steps to reach the training loss of BinSGDM after {of:,}. Adam can also train for "
         f"{longer:,} steps: see {common.link(binsgdm_tuning.TITLE)}."
     )
-    parts = [common.table(header, rows), note, transformer.speed_table(figures, METHODS)]
+    parts = [common.table(header, rows), note, speed_table(figures)]
     if figures["clusters"]:
         header = (
             "KB sent per host and step",
@@ -185,6 +202,31 @@ def tables(figures: dict[str, Any]) -> str:
         )
         parts.append(common.table(header, map(_cluster_row, figures["clusters"])))
     return "\n\n".join(parts)
+
+
+def speed_table(figures: dict[str, Any]) -> str:
+    speeds = figures["speeds"]
+    if not speeds:
+        return f"**The speed was not measured, because no lab of several hosts can be made: {figures['no_lab']}**"
+    header = [""]
+    for rate in speeds:
+        header += [f"s per step at {transformer.rate_title(rate)}", "speed-up", "MB leaving a host"]
+    rows = []
+    for method in (ALONE, "fp16", *METHODS):
+        row = ["no communication" if method == ALONE else common.title(method)]
+        for measured in speeds.values():
+            row += [
+                f"{steps.seconds(measured, method):.3f}",
+                f"{steps.speed_up(measured, method):.2f}",
+                f"{steps.link_bytes(measured, method) / 1e6:.2f}",
+            ]
+        rows.append(row)
+    measured = next(iter(speeds.values()))
+    note = (
+        f"Whole steps of a transformer of {measured['elements'] / 1e6:.1f} million parameters, "
+        f"between {measured['workers']} hosts with 1 worker each."
+    )
+    return f"{note}\n\n{common.table(header, rows)}"
 
 
 def _cluster_row(figures: dict[str, Any]) -> tuple[str, ...]:
@@ -212,5 +254,28 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 "Steps per second, relative to Adam with float32 in the same round. Dashed: no communication.",
             )
         )
-        transformer.draw_speeds(figures["speeds"], ("fp16", "binsgdm"), folder / plots[1].file)
+        draw_speeds(figures["speeds"], folder / plots[1].file)
     return plots
+
+
+def draw_speeds(speeds: dict[str, Any], path: Path) -> None:
+    chosen = ("fp16", "binsgdm")
+    figure, grid = plt.subplots(
+        1, len(speeds), figsize=(9, 3.6), layout="constrained", sharey=True, squeeze=False
+    )
+    for axes, (rate, measured) in zip(grid[0], speeds.items()):
+        ratios = [steps.speed_up(measured, method) for method in chosen]
+        colors = [common.COLORS[common.kind(method)] for method in chosen]
+        bars = axes.barh([common.title(method) for method in chosen], ratios, color=colors)
+        axes.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
+        limit = steps.speed_up(measured, ALONE)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.axvline(limit, color="black", linewidth=1, linestyle="--")
+        axes.set(
+            title=transformer.rate_title(rate),
+            xlabel="steps per second, relative to float32",
+        )
+        axes.set_xlim(0, 1.12 * max(limit, *ratios))
+        axes.grid(axis="x", alpha=0.25)
+    grid[0][0].invert_yaxis()
+    common.save_plot(figure, path)

@@ -91,10 +91,7 @@ CLAUSES = {
         "closes at least a quarter": "a trellis closes a quarter of the distance",
         "nmse of its formula": "the nmse of the formula",
     },
-    "transformer": {
-        "ends within 1%": "losses within 1% of float32",
-        "takes less time": "less time than float32",
-    },
+    "transformer": {"ends within 1%": "losses within 1% of float32"},
     "transformer-gpu": {"ends within 1%": "losses within 1% of float32"},
     "machines": {
         "one core, 119,000 parameters, 1 Gbit/s": "the same for the small model on one core at 1 Gbit/s",

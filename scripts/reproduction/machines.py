@@ -85,13 +85,13 @@ SIZES = {
                 dict.fromkeys(("100mbit", "1gbit"), {"sequences": 8, "rounds": 8, "warm_up": 2, "steps": 10}),
             ),
             LARGE: _of(
-                transformer.WIDE,
+                steps.WIDE,
                 {"100mbit": {"rounds": 5, "warm_up": 2}, "1gbit": {"rounds": 7, "warm_up": 2, "steps": 2}},
             ),
         },
     ),
     "tiny": Settings(
-        ("one-core",), {SMALL: _of(transformer.NARROW, {"1gbit": {"rounds": 2, "warm_up": 1}}, hosts=2)}
+        ("one-core",), {SMALL: _of(steps.NARROW, {"1gbit": {"rounds": 2, "warm_up": 1}}, hosts=2)}
     ),
 }  # fmt: skip
 

@@ -17,6 +17,9 @@ from reproduction import running
 WORKER = Path(__file__).with_name("steps_worker.py")
 MODEL = running.EXAMPLES / "torch_char_transformer.py"
 
+WIDE = {"layers": 4, "width": 384, "heads": 6, "context": 64}
+NARROW = {"layers": 1, "width": 32, "heads": 2, "context": 16}
+
 # Tensors that Horovod's response cache holds, of all methods together.
 VARIABLES = {"HOROVOD_CACHE_CAPACITY": "8192"}
 

@@ -1,4 +1,4 @@
-"""Transformer (claim of this package): loss and time per step of each method."""
+"""Transformer (claim of this package): loss with each method."""
 
 from __future__ import annotations
 
@@ -10,39 +10,24 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 
-from reproduction import common, running, steps
+from reproduction import common, running
 from reproduction.common import Plot, Verdict
 
-TITLE = "A transformer: the loss with each method, and the time per step"
-SCALE = "119,000 parameters (loss), 7.2 million (speed), 1,000 steps, 4 workers on 2 cores"
+TITLE = "A transformer: the loss with each method"
+SCALE = "119,000 parameters, 1,000 steps, 4 workers on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "With every method at its recommended settings, a character-level transformer ends within 1% of the float32 loss; "
-    "on a slow network it takes less time. The recommended setting of BinSGDM has twice the steps of float32."
+    "With every method at its recommended settings, a character-level transformer ends within 1% of the float32 loss. "
+    "The recommended setting of BinSGDM has twice the steps of float32."
 )
 METHOD = (
-    "*Loss*: `examples/torch_char_transformer.py` trains a transformer on the sources of Python's library with 4 real "
+    "`examples/torch_char_transformer.py` trains a transformer on the sources of Python's library with 4 real "
     "workers (`horovodrun`), and then validates it on text that it has not seen. Every method has the learning rate "
     "that is best for float32 with Adam; BinSGDM, which is an optimizer, has another, and a beta of 0.9. Learning "
     "rates were tuned with a different seed from those reported. BinSGDM is recommended with twice the steps, because "
     "each step moves every element equally far, up or down at random; the table also shows it with the steps of "
-    "float32. *Speed*: whole steps of a wider transformer between 4 hosts of `scripts/lab` with 1 worker each, over "
-    "Gloo. Each round has a trial of every method; ratios are taken within a round, and the table shows their median. "
-    "All hosts share the cores of this machine, so compute takes longer than on 4 machines."
+    "float32."
 )
-
-# The first one is the baseline.
-METHODS = (
-    "none",
-    "qsgd-4",
-    "qsgdinf-4",
-    "nuqsgd-4",
-    "global-qsgd-8",
-    "global-qsgd-exp-8",
-    "eden-3",
-    "binsgdm",
-)
-ALONE = "alone"  # without communication: see steps_worker.py
 
 
 class Training(NamedTuple):
@@ -134,29 +119,20 @@ STEPS = 1000
 
 SCRIPT, IMPORTED = "torch_char_transformer.py", ("training.py", "python_text.py")
 
-WIDE = {"layers": 4, "width": 384, "heads": 6, "context": 64}
-NARROW = {"layers": 1, "width": 32, "heads": 2, "context": 16}
-
 
 class Settings(NamedTuple):
-    """Settings of trainings, and of measurements in the lab.
+    """Settings of trainings.
 
     Attributes:
         options: of the example.
         longer: additional options of `LONGER`: `FACTOR` times the steps, and a learning rate for them.
         seeds, workers: of each training.
-        speeds: settings of the measurements.
     """
 
     options: tuple[str, ...]
     longer: tuple[str, ...]
     seeds: tuple[int, ...]
     workers: int
-    speeds: tuple[steps.Settings, ...]
-
-
-def _speed(hosts: int, rate: str, model: dict[str, int], **others: int) -> steps.Settings:
-    return steps.Settings(hosts, 1, rate, (ALONE, "fp16", *METHODS), model, **others)
 
 
 SIZES = {
@@ -165,14 +141,12 @@ SIZES = {
         (f"--steps={FACTOR * STEPS}", "--lr=0.003"),
         (0, 1, 2),
         4,
-        (_speed(4, "100mbit", WIDE), _speed(4, "1gbit", WIDE, rounds=7, steps=2)),
     ),
     "tiny": Settings(
         ("--steps=4", "--layers=1", "--width=32", "--context=16", "--batch-size=4"),
         (f"--steps={FACTOR * 4}",),
         (0, 1),
         2,
-        (_speed(2, "1gbit", NARROW, rounds=2, warm_up=1),),
     ),
 }
 
@@ -181,7 +155,6 @@ def study(settings: Settings) -> dict[str, Any]:
     return {
         "trainings": {each.key: trained(settings, each) for each in TRAININGS},
         "entropies": entropies(),
-        **speeds(settings.speeds),
     }
 
 
@@ -227,19 +200,6 @@ def trained_in_part(
     return summary(runs) if runs else None
 
 
-def speeds(settings: Sequence[steps.Settings]) -> dict[str, Any]:
-    """Measure ``speeds`` by rate with `steps.measure`.
-
-    Returns:
-        Without a lab ``speeds`` is empty, and ``no_lab`` has the reason.
-    """
-    reason = running.why_no_lab()
-    return {
-        "speeds": {} if reason else {each.rate: steps.measure(each) for each in settings},
-        "no_lab": reason,
-    }
-
-
 def entropies() -> dict[str, float]:
     """Return entropies of the next character in nats: unconditional, and given one character.
 
@@ -260,21 +220,6 @@ def entropies() -> dict[str, float]:
 # ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
-def verdicts(figures: dict[str, Any]) -> list[Verdict]:
-    found = loss_verdicts(figures)
-    for rate, measured in figures["speeds"].items():
-        ratios = {method: training_speed_up(measured, method) for method in METHODS[1:]}
-        shown = ", ".join(f"{common.title(method)} {ratio:.2f}" for method, ratio in ratios.items())
-        found.append(
-            Verdict(
-                f"At {rate_title(rate)} training takes less time with every method than with float32",
-                min(ratios.values()) > 1,
-                f"speed-ups: {shown}, with {FACTOR}× the steps",
-            )
-        )
-    return found
-
-
 def in_short(figures: dict[str, Any]) -> str:
     parts = [f"{each.title} {difference(figures, each.key)}" for each in TRAININGS if each.recommended]
     default = common.module_of("binsgdm-tuning").saved_in_short()
@@ -283,12 +228,7 @@ def in_short(figures: dict[str, Any]) -> str:
     )
 
 
-def training_speed_up(measured: dict[str, Any], method: str) -> float:
-    """Return the speed-up over float32 of a training with the recommended steps."""
-    return steps.speed_up(measured, method) / (FACTOR if method == LONGER.method else 1)
-
-
-def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return [
         Verdict(
             f"{each.title} ends within 1% of the float32 loss" + (HALF if each.key == LONGER.key else ""),
@@ -327,10 +267,6 @@ def rate_title(rate: str) -> str:
 
 
 def tables(figures: dict[str, Any]) -> str:
-    return "\n\n".join([loss_table(figures), speed_table(figures, METHODS)])
-
-
-def loss_table(figures: dict[str, Any]) -> str:
     header = [
         "",
         "steps",
@@ -393,31 +329,6 @@ def parts_table(figures: dict[str, Any], chosen: Sequence[Training]) -> str:
     return "\n\n".join(parts)
 
 
-def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
-    speeds = figures["speeds"]
-    if not speeds:
-        return f"**The speed was not measured, because no lab of several hosts can be made: {figures['no_lab']}**"
-    header = [""]
-    for rate in speeds:
-        header += [f"s per step at {rate_title(rate)}", "speed-up", "MB leaving a host"]
-    rows = []
-    for method in (ALONE, "fp16", *chosen):
-        row = ["no communication" if method == ALONE else common.title(method)]
-        for measured in speeds.values():
-            row += [
-                f"{steps.seconds(measured, method):.3f}",
-                f"{steps.speed_up(measured, method):.2f}",
-                f"{steps.link_bytes(measured, method) / 1e6:.2f}",
-            ]
-        rows.append(row)
-    measured = next(iter(speeds.values()))
-    note = (
-        f"Whole steps of a transformer of {measured['elements'] / 1e6:.1f} million parameters, "
-        f"between {measured['workers']} hosts with 1 worker each."
-    )
-    return f"{note}\n\n{common.table(header, rows)}"
-
-
 # ---- plots -------------------------------------------------------------------------------------------------------
 
 
@@ -428,17 +339,9 @@ LOSS_CAPTION = (
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
-    plots = [Plot("transformer-loss.png", LOSS_CAPTION)]
-    draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
-    if figures["speeds"]:
-        plots.append(
-            Plot(
-                "transformer-speed.png",
-                "Steps per second, relative to float32 in the same round. Dashed: no communication.",
-            )
-        )
-        draw_speeds(figures["speeds"], ("fp16", *METHODS[1:]), folder / plots[1].file)
-    return plots
+    plot = Plot("transformer-loss.png", LOSS_CAPTION)
+    draw_losses(figures["trainings"], TRAININGS, folder / plot.file)
+    return [plot]
 
 
 def draw_parts(
@@ -521,25 +424,3 @@ def curve(runs: Sequence[Sequence[float]], points: int = 50) -> Curve:
     width = max(1, len(losses) // points)
     starts = range(0, len(losses) - width + 1, width)
     return [start + width / 2 for start in starts], [common.mean(losses[i : i + width]) for i in starts]
-
-
-def draw_speeds(speeds: dict[str, Any], chosen: Sequence[str], path: Path) -> None:
-    figure, grid = plt.subplots(
-        1, len(speeds), figsize=(9, 3.6), layout="constrained", sharey=True, squeeze=False
-    )
-    for axes, (rate, measured) in zip(grid[0], speeds.items()):
-        ratios = [steps.speed_up(measured, method) for method in chosen]
-        colors = [common.COLORS[common.kind(method)] for method in chosen]
-        bars = axes.barh([common.title(method) for method in chosen], ratios, color=colors)
-        axes.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
-        limit = steps.speed_up(measured, ALONE)
-        axes.axvline(1, color="black", linewidth=1)
-        axes.axvline(limit, color="black", linewidth=1, linestyle="--")
-        axes.set(
-            title=rate_title(rate),
-            xlabel="steps per second, relative to float32",
-        )
-        axes.set_xlim(0, 1.12 * max(limit, *ratios))
-        axes.grid(axis="x", alpha=0.25)
-    grid[0][0].invert_yaxis()
-    common.save_plot(figure, path)

@@ -37,9 +37,9 @@ class Settings(NamedTuple):
 
 SIZES = {
     "full": Settings(
-        transformer.Settings((*MODEL, f"--steps={transformer.STEPS}"), LONGER, (0, 1, 2), 2, ()), True
+        transformer.Settings((*MODEL, f"--steps={transformer.STEPS}"), LONGER, (0, 1, 2), 2), True
     ),
-    "tiny": Settings(transformer.SIZES["tiny"]._replace(speeds=()), False),
+    "tiny": Settings(transformer.SIZES["tiny"], False),
 }
 
 
@@ -76,7 +76,7 @@ def gpu_name(device: str) -> str | None:
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
-    return transformer.loss_verdicts(figures)
+    return transformer.verdicts(figures)
 
 
 def tables(figures: dict[str, Any]) -> str:
@@ -91,7 +91,7 @@ def tables(figures: dict[str, Any]) -> str:
         if figures["gpu"]
         else "**No GPU was used: this does not test the claim.**"
     )
-    return f"{where}\n\n{transformer.loss_table(figures)}\n\n{times}"
+    return f"{where}\n\n{transformer.tables(figures)}\n\n{times}"
 
 
 # ---- plots -------------------------------------------------------------------------------------------------------
