@@ -34,7 +34,8 @@ METHOD = (
     "each, over Gloo at 100 Mbit/s, all methods in each round. **All workers share the cores of one machine**: where "
     "16 of them share two, QSGD takes 8× the time to decode 16 workers' codes that it takes with a core for each. "
     "*Predicted*: the model of `advise`, calibrated with the measurements between 2 and 4 hosts; it knows the number "
-    "of workers that share the cores. EDEN had `server_bits=3` between 4 and 8 hosts."
+    "of workers that share the cores. The paper's QSGD is "
+    "`QSGD(norm='l2', bucket_size=1024, exchange='allgather')`. EDEN had `server_bits=3` between 4 and 8 hosts."
 )
 
 NONE, QSGD, GLOBAL = "none", "qsgd-8", "global-qsgd-8"

@@ -14,7 +14,7 @@ from parallel.launching import ROOT
 sys.path.append(str(ROOT / "scripts"))
 
 import readme_picture
-from reproduction import binsgdm_tuning, eden, machines, seconds, transformer
+from reproduction import binsgdm_tuning, eden, machines, running, seconds, transformer
 
 from horovod_quant.autotune.candidates import bits_sent
 from horovod_quant.frontends import methods
@@ -41,7 +41,7 @@ def as_run(scheme: Scheme | None) -> Scheme | None:
 
 
 def scheme_of(training: transformer.Training) -> Scheme | None:
-    scheme = methods.parse(training.method, version=1, workers=WORKERS).scheme()
+    scheme = methods.parse(training.method, version=running.NAMES, workers=WORKERS).scheme()
     given = dict(option.removeprefix("--").split("=") for option in training.options)
     changes: Any = {name.replace("-", "_"): int(value) for name, value in given.items()}
     return scheme if scheme is None else replace(scheme, **changes)  # type: ignore[type-var]
