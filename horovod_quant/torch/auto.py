@@ -29,7 +29,7 @@ import torch
 from horovod_quant.autotune import candidates
 from horovod_quant.autotune.candidates import MOST_NMSE, Candidate
 from horovod_quant.autotune.trial import Report
-from horovod_quant.frontends import former_names
+from horovod_quant.frontends import former_names, no_gain
 from horovod_quant.frontends.arguments import in_short
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.policy import Policy
@@ -308,8 +308,12 @@ class Auto(Compressor):
         self._check(call, call.parameter, size := call.process_set.size())
         if size == 1 or not self.policy.compresses_any(self._elements(call)):
             return (candidates.NONE,)
-        workers = Workers(0, size, local_size=self._local_size())
-        return (candidates.NONE, *self._methods_for(workers, bool(self.hierarchical)))
+        workers, hierarchical = Workers(0, size, local_size=self._local_size()), bool(self.hierarchical)
+        found = self._methods_for(workers, hierarchical)
+        if not self._said_it_sends_more and call.process_set.rank() == 0:
+            reducing = Workers(0, workers.nodes)
+            self._said_it_sends_more = no_gain.warn_of_candidates(found, reducing, hierarchical)
+        return (candidates.NONE, *found)
 
     def _methods_for(self, workers: Workers, hierarchical: bool) -> Sequence[Candidate]:
         if self.methods is not None:

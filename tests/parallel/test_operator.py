@@ -20,8 +20,9 @@ def passes(workers: int, framework: str, *parts: str, **env: str) -> None:
     assert done.stdout.count("PASSED") == workers, done.stdout[-3000:]
 
 
-def test_a_method_that_sends_more_than_float32_warns_once_with_what_mends_it() -> None:
-    passes(4, "torch", "sends_more")
+@FRAMEWORKS
+def test_a_method_that_sends_more_than_float32_warns_once_with_what_mends_it(framework: str) -> None:
+    passes(4, framework, "sends_more")
 
 
 @FRAMEWORKS
