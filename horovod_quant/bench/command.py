@@ -79,7 +79,7 @@ class Run:
         self.bench: Any = None
         self.gradients: Any = None
         self._saved = -EVERY
-        self._first = _is_first()
+        self._first = is_first()
 
     # ---- methods that benchmarks may override --------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
 
     A problem on rank 0 ends all workers before Horovod has connected them.
     """
-    first = _is_first()
+    first = is_first()
     try:
         plan = make_plan()
         if first and plan.problem:
@@ -288,7 +288,7 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
     return kind(plan).main()
 
 
-def _is_first() -> bool:
+def is_first() -> bool:
     """True on the worker that prints, under Horovod or torchrun."""
     return find_launch_context(os.environ, (*HOROVOD, TORCHRUN)).rank == 0
 

@@ -7,7 +7,8 @@
     torchrun --nproc-per-node 4 --no-python horovod-quant bench --transport ddp
 
 Step communication lasts from the start of the backward pass, which computes nothing here, until the reduced gradients
-are available. Methods include none and fp16. Ctrl-C stops the run; the finished rounds are reported and written.
+are available. Methods include none and fp16. Each round is printed and written to the file of --json, at most once a
+second; Ctrl-C ends the run at once.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import os
 from horovod_quant import kernels
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.shapes import parse_shapes
-from horovod_quant.bench.command import LAUNCHERS, Plan, run_plan
+from horovod_quant.bench.command import LAUNCHERS, Plan, is_first, run_plan
 from horovod_quant.bench.enough import PRECISION
 from horovod_quant.bench.variants import DDP, DDPS_OWN, Options, Variant
 from horovod_quant.cli import probe
 from horovod_quant.cli.launch_context import TORCHRUN, find_launch_context
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.problem import Problem
+from horovod_quant.frontends import former_names
 from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.frontends.methods import FP16, NONE, compared, families, parse
 from horovod_quant.schemes.base import require_int
@@ -107,6 +109,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
         raise Problem("--group-bytes: with DDP its buckets are the groups; leave it out")
     if is_ddp and arguments.framework not in (None, "torch"):
         raise Problem(f"--transport ddp is PyTorch's; leave out --framework {arguments.framework}")
+    if arguments.methods is not None and is_first():
+        former_names.warn_of_another_meaning(arguments.methods)
     variants: list[Variant] = []
     usual = compared() if arguments.methods is None else arguments.methods
     for name in [NONE, FP16, *(DDPS_OWN[2:4] if is_ddp and arguments.methods is None else ()), *usual]:

@@ -49,6 +49,23 @@ def alone(*options: Any) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_the_first_worker_warns_of_names_that_changed_their_meaning(
+    rank: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", rank)
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    done = alone("--methods", "qsgd-4", "nuqsgd-4", "eden-3", "global-qsgd-8", "--rounds", 0)
+    for name, meant in (
+        ("qsgd-4", "qsgd-4-l2-bucket1024-allgather"),
+        ("nuqsgd-4", "nuqsgd-4-allgather"),
+        ("eden-3", "eden-3-server3"),
+    ):
+        assert done.stderr.count(f"the method {name!r} now has its class's default arguments") == times
+        assert done.stderr.count(f"in version 0.1 is called {meant!r}") == times, done.stderr
+    assert "'global-qsgd-8'" not in done.stderr
+
+
 # ---- what it finds --------------------------------------------------------------------------------------------------
 
 
