@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from horovod_quant.frontends import former_names, methods
+from horovod_quant.frontends import former_names, methods, switch
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme, argument_names
 from horovod_quant.schemes.hierarchical import inner_of
@@ -188,6 +188,7 @@ def compared_arguments(compressor: Any, choosing: Mapping[str, Any]) -> dict[str
     policy = compressor.policy
     values = {
         **choosing,
+        switch.VARIABLE: int(policy.is_off),
         "min_elements": policy.min_elements,
         "exclude": policy.exclude,
         "overrides": policy.overrides,
@@ -198,5 +199,5 @@ def compared_arguments(compressor: Any, choosing: Mapping[str, Any]) -> dict[str
         "overlap": compressor.overlap,
     }
     if compressor.nmse_every:
-        values.update(nmse_every=compressor.nmse_every, nmse_share=compressor.nmse_share)
+        values["nmse_every"] = f"{compressor.nmse_every}, nmse_share={compressor.nmse_share}"
     return {argument: str(value) for argument, value in values.items()}

@@ -73,6 +73,10 @@ class Policy:
 
     def scheme_for(self, name: str, elements: int) -> Scheme | None:
         """Return the scheme for a gradient; None to leave it to Horovod."""
+        return None if self.is_off else self.scheme_unless_off(name, elements)
+
+    def scheme_unless_off(self, name: str, elements: int) -> Scheme | None:
+        """Return the scheme for a gradient on workers where compression is not switched off."""
         if (name, elements) not in self._chosen:
             if len(self._chosen) >= _REMEMBERED:  # a script may make up a new name for each call
                 self._chosen.clear()
@@ -80,10 +84,8 @@ class Policy:
         return self._chosen[name, elements]
 
     def _choose(self, name: str, elements: int) -> Scheme | None:
-        if (
-            self.is_off
-            or elements < max(self.min_elements, 1)
-            or any(fnmatchcase(name, pattern) for pattern in self.exclude)
+        if elements < max(self.min_elements, 1) or any(
+            fnmatchcase(name, pattern) for pattern in self.exclude
         ):
             return None
         return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)

@@ -15,7 +15,8 @@ _logged = False
 def is_off(own_optimizer: str | None = None) -> bool:
     """True if compression is switched off, which is logged once.
 
-    Workers that differ in it get Horovod's error about mismatched shapes in the first step.
+    Workers that differ in it get an error in the first step: Horovod's about mismatched shapes, or that of workers with
+    other arguments.
 
     Args:
         own_optimizer: the optimizer that cannot step without the compressor, or None.

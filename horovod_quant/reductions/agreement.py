@@ -80,7 +80,7 @@ def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
         )
     return (
         f"{arguments['compression']} has {described} here, but not on all other workers; construct it with the same "
-        f"arguments on all workers"
+        f"arguments and environment variables on all workers"
     )
 
 

@@ -26,6 +26,8 @@ from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
 from horovod_quant.tensorflow.collectives import (
+    Scope,
+    after_active_rank_query,
     control_tensor,
     is_elastic,
     not_constant_foldable,
@@ -250,6 +252,8 @@ class Compressor(BaseCompressor):
         name = self._name(call)
         self._check(call, name, tensor)
         elements = _shape(call, tensor).num_elements()
+        if self.policy.is_off:
+            tensor = self._after_comparison(tensor, name, call)
         scheme = self.policy.scheme_for(name, 2**62 if elements is None else elements)
         self._remember(call, name, elements if self._is_traced(tensor, scheme) else None)
         if scheme is None:
@@ -351,6 +355,20 @@ class Compressor(BaseCompressor):
             f"pass groups=4 to the DistributedOptimizer or DistributedGradientTape",
             stacklevel=2,
         )
+
+    def _after_comparison(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
+        """Return a gradient after the query of workers where compression is not switched off.
+
+        In graphs they would wait for this worker in that query, before Horovod compares any shapes.
+        """
+        elements = _shape(call, tensor).num_elements()
+        scheme = self.policy.scheme_unless_off(name, 2**62 if elements is None else elements)
+        if scheme is None or call.variable is None:
+            return tensor
+        scope = self._scope(call, tensor)
+        resolved = scheme.for_workers(Workers(0, 1) if is_elastic() else scope.workers())
+        flat = after_active_rank_query(resolved.collectives, scope, tf.reshape(tensor, [-1]))
+        return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
 
     def _pass_through(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tuple[tf.Tensor, Any]:
         # Horovod reduces no bfloat16, and in a group only tensors of one type, wide enough for control tensors.
@@ -456,13 +474,9 @@ class Compressor(BaseCompressor):
         return result_of
 
     def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
-        arguments = self._arguments()
-        scope = scope_of(call, members[0].tensor)
-        scope = scope._replace(signature=tuple(fingerprint_of(arguments)), labels=tuple(labels(arguments)))
-        if self.hierarchical:
-            found = self._nodes()
-            scope = scope._replace(nodes=found)
-            members = self._with_parts(members, found)
+        scope = self._scope(call, members[0].tensor)
+        if scope.nodes is not None:
+            members = self._with_parts(members, scope.nodes)
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
@@ -472,6 +486,15 @@ class Compressor(BaseCompressor):
             control_bytes = (1 + SIGNS) * _control_dtype(member.tensor).size
             ledger.bytes_sent = ring_allreduce_bytes(control_bytes, call.process_set.size())
         return TracedExchange(members, scope, ledgers)
+
+    def _scope(self, call: HorovodCall, tensor: tf.Tensor) -> Scope:
+        """Return the scope of collectives in which workers compare arguments."""
+        arguments = self._arguments()
+        return scope_of(call, tensor)._replace(
+            signature=tuple(fingerprint_of(arguments)),
+            labels=tuple(labels(arguments)),
+            nodes=self._nodes() if self.hierarchical else None,
+        )
 
     def _basics(self) -> Any:
         from horovod.tensorflow.mpi_ops import _basics

@@ -76,17 +76,11 @@ def sends_more(job: Job) -> None:
 
 def auto_sends_more(job: Job) -> None:
     """Of the candidates that are named, those that send more."""
-    torch = job.library
     auto = job.hvq.Auto(methods=["qsgd-4", "qsgd-16-elias"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            model = torch.nn.Linear(60, 60)
-            optimizer = job.hvd.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=auto
-            )
-            model(torch.ones(2, 60)).sum().backward()
-            optimizer.step()
+            train(job, auto, 1)
     found = [str(each.message) for each in caught if "times the bytes of float32" in str(each.message)]
     told = "qsgd-16-elias sends 1.01 times the bytes of float32 among 4 workers; leave it out of methods"
     assert found == [told] * (job.hvd.rank() == 0), found
@@ -108,15 +102,8 @@ def switched_off(job: Job) -> None:
     else:
         raise AssertionError("BinSGDM was not refused")
     if job.framework == "torch":
-        torch = job.library
-        model = torch.nn.Linear(60, 60)
         auto = job.hvq.Auto()
-        optimizer = job.hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=auto
-        )
-        for _ in range(4):
-            model(torch.ones(2, 60)).sum().backward()
-            optimizer.step()
+        train(job, auto, 4)
         assert auto.report().method == "none"
 
 
@@ -128,6 +115,49 @@ def switched_off_on_one(job: Job) -> None:
         assert "ismatched" in str(error), error  # noqa: PT017
     else:
         raise AssertionError("no error")
+
+
+def switched_off_on_one_in_steps(job: Job) -> None:
+    os.environ["HOROVOD_QUANT_DISABLE"] = str(job.hvd.rank() % 2)
+    compressor = job.hvq.EDEN()
+    try:
+        if job.framework == "torch":
+            train(job, compressor, 1)
+        else:
+            tf = job.library
+            weight = tf.Variable(tf.random.normal([60, 60]), name="weight")
+            tape = job.hvd.DistributedGradientTape(tf.GradientTape(), compression=compressor)
+            with tape:
+                loss = tf.reduce_mean(tf.ones([2, 60]) @ weight)
+            tape.gradient(loss, [weight])
+    except Exception as error:
+        expected = "ismatched" if job.framework == "torch" else "these differ:] [HOROVOD_QUANT_DISABLE]"
+        assert expected in str(error), error  # noqa: PT017
+    else:
+        raise AssertionError("no error")
+
+
+def switched_off_on_one_with_auto(job: Job) -> None:
+    mine = str(job.hvd.rank() % 2)
+    os.environ["HOROVOD_QUANT_DISABLE"] = mine
+    try:
+        train(job, job.hvq.Auto(), 3)
+    except RuntimeError as error:
+        expected = f"Auto has HOROVOD_QUANT_DISABLE={mine} here, but not on all other workers"
+        assert expected in str(error), error  # noqa: PT017
+    else:
+        raise AssertionError("no error")
+
+
+def train(job: Job, compressor: Any, steps: int) -> None:
+    torch = job.library
+    model = torch.nn.Linear(60, 60)
+    optimizer = job.hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=compressor
+    )
+    for _ in range(steps):
+        model(torch.ones(2, 60)).sum().backward()
+        optimizer.step()
 
 
 def sparse(job: Job) -> None:
@@ -307,6 +337,8 @@ PARTS = {
         sends_more,
         switched_off,
         switched_off_on_one,
+        switched_off_on_one_in_steps,
+        switched_off_on_one_with_auto,
         sparse,
         loaded_late,
         without_its_compressor,

@@ -35,9 +35,19 @@ def test_the_switch_leaves_everything_to_horovod(framework: str) -> None:
     passes(2, framework, "switched_off", HOROVOD_QUANT_DISABLE="1")
 
 
-@FRAMEWORKS
-def test_a_switch_that_differs_between_workers_is_an_error(framework: str) -> None:
-    passes(2, framework, "switched_off_on_one")
+DIFFERING = [
+    *(
+        (framework, part)
+        for framework in ("torch", "tensorflow")
+        for part in ("switched_off_on_one", "switched_off_on_one_in_steps")
+    ),
+    ("torch", "switched_off_on_one_with_auto"),
+]
+
+
+@pytest.mark.parametrize(("framework", "part"), DIFFERING)
+def test_a_switch_that_differs_between_workers_is_an_error(framework: str, part: str) -> None:
+    passes(2, framework, part)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
