@@ -19,6 +19,7 @@ from horovod_quant.keras.optimizer import DistributedOptimizer
 from horovod_quant.keras.saving import load_model
 from horovod_quant.schemes import registry as _registry
 from horovod_quant.tensorflow.auto import Auto
+from horovod_quant.tensorflow.metrics import MetricsCallback
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +33,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Auto",
     "DistributedOptimizer",
+    "MetricsCallback",
     "callbacks",
     "load_model",
     "optim",

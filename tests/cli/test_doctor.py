@@ -149,7 +149,10 @@ def test_between_two_hosts_the_network_is_measured(tmp_path: Path) -> None:
     assert re.search(
         r"of 2 workers on 2 hosts get [\d.,]+ [GM]bit/s; a small one takes ", only(well, "allreduces")
     )
-    assert re.search(r"BERT-base, 8 hosts, \d+ Gbit/s: .*, modelled$", only(well, "the line of docs/pays.md"))
+    assert re.search(
+        r"BERT-base, 8 hosts with an accelerator each and NCCL, \d+ Gbit/s: .*, modelled$",
+        only(well, "the line of docs/pays.md"),
+    )
 
 
 @pytest.mark.parallel
@@ -519,12 +522,13 @@ def with_network(hosts: int, bytes_per_second: float) -> dict[str, Any]:
 def test_the_line_of_the_table_that_applies_is_named(hosts: int, bytes_per_second: float, line: str) -> None:
     measured, found = network.findings(with_network(hosts, bytes_per_second), "bert-base")
     assert f"allreduces of {hosts} workers on {hosts} hosts get " in measured.text
-    assert f"nearest: {line}: " in found.text
-    *_, rate, _ = line.split()
-    row = next(
-        row for row in (ROOT / "docs/pays.md").read_text().splitlines() if line.rpartition(",")[0] in row
+    where, _, rate = line.rpartition(", ")
+    assert f"nearest: {where} with an accelerator each and NCCL, {rate}: " in found.text
+    row = next(row for row in (ROOT / "docs/pays.md").read_text().splitlines() if where in row)
+    assert (
+        found.text.rpartition(": ")[2]
+        == row.split("|")[2 + pays.GIGABITS.index(int(rate.split()[0]))].strip()
     )
-    assert found.text.rpartition(": ")[2] == row.split("|")[2 + pays.GIGABITS.index(int(rate))].strip()
 
 
 def test_one_host_says_nothing_of_a_network() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,10 +59,12 @@ def trained(
     model: Any = None,
     factor: float | None = None,
     process_set: Any = None,
+    compressor: Any = None,
+    callbacks: Sequence[Any] = (),
     **distributed: Any,
 ) -> tuple[Any, Any]:
     """Trains with ``model.fit``; checks every gradient against the simulator, and the weights."""
-    compressor = make()
+    compressor = make() if compressor is None else compressor
     model = model_of() if model is None else model
     optimizer = base_optimizer(make) if optimizer is None else optimizer
     distributed["process_set"] = process_set
@@ -70,7 +73,7 @@ def trained(
         loss="mse",
         **(compile_options or {}),
     )
-    model.fit(*data_of(steps), batch_size=BATCH, shuffle=False, verbose=0)
+    model.fit(*data_of(steps), batch_size=BATCH, shuffle=False, verbose=0, callbacks=list(callbacks))
     if process_set is None or process_set.included():
         if process_set is None or process_set.size() > 1:
             assert check_records(compressor, exchanges or steps, factor, process_set) == KERNELS

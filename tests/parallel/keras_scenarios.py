@@ -54,7 +54,12 @@ def finish() -> None:
 
 
 def fit(make: Make) -> None:
-    _, compressor = trained(make)
+    compressor, reported = make(), dict[str, float]()
+    reader = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: reported.update(logs))
+    trained(make, compressor=compressor, callbacks=[hvq.MetricsCallback(compressor), reader])
+    metrics = compressor.stats().metrics()
+    assert metrics
+    assert {name: reported[name] for name in metrics} == metrics
     named = {name.rpartition("/")[2] for name in compressor.stats().parameters}
     assert named == {"kernel", "bias"}, "statistics speak of paths"
 

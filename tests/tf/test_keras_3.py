@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +27,26 @@ def _initialized():
 def test_keras_2_is_refused():
     with pytest.raises(ImportError, match=r"for Keras 3.6 or later, and Keras 2.*horovod.tensorflow.keras"):
         importlib.import_module("horovod_quant.keras")
+
+
+def test_the_metrics_callback_is_public_in_the_module_for_keras_3():
+    """Read, not imported: Keras 2 is refused."""
+    spec = importlib.util.find_spec("horovod_quant")
+    source = (Path(spec.origin).parent / "keras" / "__init__.py").read_text()
+    (public,) = [
+        each.value
+        for each in ast.parse(source).body
+        if isinstance(each, ast.Assign) and each.targets[0].id == "__all__"
+    ]
+    named = {each.value for each in public.elts if isinstance(each, ast.Constant)}
+    assert "MetricsCallback" in named
+    imported = {
+        alias.asname or alias.name
+        for each in ast.parse(source).body
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
+    assert "MetricsCallback" in imported
 
 
 @pytest.mark.skipif(has_keras_3(), reason="TensorFlow has Keras 3 here")

@@ -35,7 +35,7 @@ def findings(facts: Mapping[str, Mapping[str, Any]], model: str | None) -> list[
     found = [Finding(OK, f"{measured}; a small one takes {show_seconds(small)}")]
     for name in [model] if model in pays.JOBS else list(pays.JOBS):
         text = pays.cell(name, many, gigabits * GIGABIT).text
-        where = f"{pays.JOBS[name].title}, {many} hosts, {gigabits} Gbit/s"
+        where = f"{pays.JOBS[name].title}, {many} hosts with an accelerator each and NCCL, {gigabits} Gbit/s"
         found.append(Finding(OK, f"the line of docs/pays.md that is nearest: {where}: {text}"))
     return found
 
