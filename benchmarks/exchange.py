@@ -29,7 +29,7 @@ size dominates. The last table shows that cost: in Horovod's hooks, on the calli
 
 With ``--also-hierarchical`` each of this package's methods is measured hierarchically as well. Horovod has to be
 allowed to add process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1. With ``--also-nmse`` each is measured with ``nmse_every=1``
-as well: what that adds to a step, ``nmse_every=100`` adds to every hundredth.
+as well, and the last table shows what that adds to a step; ``nmse_every=100`` adds it to every hundredth.
 
 The JSON file is like that of `horovod-quant bench`, with more for each method.
 """
@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,10 @@ class Nested(Variant):
 
     def refusal(self, size: int) -> str | None:
         return None  # it depends on the number of hosts, and the compressor checks it
+
+
+NMSE = " nmse"
+"""End of the label of a `Sampled` method, after that of the method itself."""
 
 
 class Sampled(Variant):
@@ -112,7 +117,13 @@ class ExchangeRun(Run):
         return results
 
     def tables(self, results: list[dict[str, Any]]) -> list[Any]:
-        return [*super().tables(results), cpu_table(results)]
+        tables = [*super().tables(results), cpu_table(results)]
+        named = {result["method"]: result for result in results}
+        sampled = [variant.label for variant in self.variants if isinstance(variant, Sampled)]
+        if sampled:
+            pairs = [(named[label.removesuffix(NMSE)], named[label]) for label in sampled]
+            tables.append(nmse_table(pairs))
+        return tables
 
 
 class HooksRun(ExchangeRun):
@@ -246,6 +257,20 @@ def cpu_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
+def nmse_table(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
+    """Return the cost of measuring, from results without and with it."""
+    table = Table(title="What nmse_every=1 adds to a step", box=box.MARKDOWN,
+                  caption="of the step's time without it, in the same rounds")  # fmt: skip
+    table.add_column("method")
+    for column in ("ms", "share of a step"):
+        table.add_column(column, justify="right")
+    for plain, sampled in pairs:
+        added = np.array(sampled["wall_seconds"]) - np.array(plain["wall_seconds"])
+        share = ratio(sampled, plain, "wall_seconds") - 1
+        table.add_row(plain["method"], f"{1e3 * np.median(added):+,.1f}", f"{share:+.1%}")
+    return table
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time a step's communication of a model's gradients.")
     parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow", DDP])
@@ -336,7 +361,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
             if arguments.also_hierarchical and variants[-1].ours:
                 variants.append(Nested(f"{label} hierarchical", method, size, arguments.seed))
             if arguments.also_nmse and variants[-1].ours and variants[-1].averages:
-                variants.append(Sampled(f"{label} nmse", method, size, arguments.seed))
+                variants.append(Sampled(f"{label}{NMSE}", method, size, arguments.seed))
     return Plan(
         framework=arguments.framework,
         model="many-small" if arguments.many_small else arguments.model,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,6 +96,29 @@ def test_hierarchical_exchanges_are_measured_beside_flat_ones(tmp_path: Path) ->
     assert list(results) == ["no exchange", "none", "binsgdm", "binsgdm hierarchical"]
     # Within a host more than one bit travels.
     assert results["binsgdm hierarchical"]["bytes_sent"] > 2 * results["binsgdm"]["bytes_sent"] > 0
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
+def test_the_share_of_a_step_that_measuring_the_nmse_takes_is_printed(tmp_path: Path) -> None:
+    report = tmp_path / "exchange.json"
+    done = horovodrun(
+        "gloo", 2,
+        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--model", "tiny", "--rounds", 3, "--json", report,
+         "--also-nmse", "--methods", "none", "qsgd-4", "binsgdm"],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = {
+        each["method"]: np.array(each["wall_seconds"]) for each in json.loads(report.read_text())["results"]
+    }
+    assert {"qsgd-4", "qsgd-4 nmse"} <= set(found)
+    assert "binsgdm nmse" not in found
+    share = np.median(found["qsgd-4 nmse"] / found["qsgd-4"]) - 1
+    added = 1e3 * np.median(found["qsgd-4 nmse"] - found["qsgd-4"])
+    (line,) = re.findall(
+        r"\| qsgd-4 +\| +(\S+) \| +(\S+) \|$", done.stdout.partition("nmse_every=1 adds")[2], re.M
+    )
+    assert line == (f"{added:+,.1f}", f"{share:+.1%}")
 
 
 @pytest.mark.parallel
