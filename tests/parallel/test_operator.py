@@ -53,3 +53,7 @@ def test_a_switch_that_differs_between_workers_is_an_error(framework: str, part:
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_error_of_ones_own_gradients_is_measured(workers: int) -> None:
     passes(workers, "torch", "measures")
+
+
+def test_the_nmse_of_a_training_is_near_what_the_scheme_states() -> None:
+    passes(4, "torch", "measures_what_is_expected")
