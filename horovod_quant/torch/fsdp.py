@@ -85,10 +85,11 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
 
     Raises:
         ValueError: an argument is out of range, or does not fit the model, its mesh or the other workers' arguments.
-        ImportError: this PyTorch has no ``fully_shard``.
+        ImportError: this PyTorch is too old.
     """
     require_usable(compression, "fsdp")
     require_bool("inside", inside)
+    _require_hook(inside)
     if compression.hierarchical:
         raise ValueError(
             "fsdp: hierarchical= is for DDP and Horovod; leave it out, the mesh given to fully_shard says which "
@@ -173,12 +174,24 @@ class _Unit(NamedTuple):
         return list(buffer.split(padded))
 
 
+def _require_hook(inside: bool) -> None:
+    """Raise ImportError if this PyTorch is older than the hook that is needed."""
+    import torch.distributed.fsdp
+
+    what, version, setter = (
+        ("inside=True", "2.9", "set_custom_reduce_scatter")
+        if inside
+        else ("it", "2.7", "set_all_reduce_hook")
+    )
+    if not hasattr(getattr(torch.distributed.fsdp, "FSDPModule", None), setter):
+        raise ImportError(
+            f"fsdp: {what} needs PyTorch {version} or later, with FSDPModule.{setter}; this is {torch.__version__}"
+        )
+
+
 def _units(model: Any) -> list[_Unit]:
     """Return the FSDP modules with parameters that need gradients."""
-    try:
-        from torch.distributed.fsdp import FSDPModule
-    except ImportError as error:
-        raise ImportError(f"fsdp: it needs PyTorch 2.6 or later, with fully_shard ({error})") from error
+    from torch.distributed.fsdp import FSDPModule
 
     names = {id(parameter): name for name, parameter in named_parameters(model).items()}
     found = []
