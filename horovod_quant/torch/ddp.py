@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -117,8 +117,16 @@ class State:
             )
         self._driver.guard.require_sound()
         buffer = bucket.buffer()
+        try:
+            job = self._job(averager, bucket, buffer)
+        except Exception as problem:
+            job = _raising(problem)  # the thread tells the other workers
+        return self._driver.submit(job, buffer)
+
+    def _job(self, averager: Averager, bucket: Any, buffer: torch.Tensor) -> Callable[[], None]:
+        """Return what the thread runs for a bucket."""
         if buffer.is_sparse:
-            return self._driver.submit(lambda: _average_sparse(averager, buffer), buffer)
+            return lambda: _average_sparse(averager, buffer)
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
         if known is None or known.identities != list(map(id, parameters)):
@@ -128,7 +136,7 @@ class State:
         gradients = known.gradients_in(buffer)
         memory = averager.memory(buffer.device)
         averager.count(known.bucket)
-        return self._driver.submit(lambda: averager.average(known.bucket, gradients, memory), buffer)
+        return lambda: averager.average(known.bucket, gradients, memory)
 
     def _new_bucket(self, averager: Averager, parameters: Sequence[torch.Tensor]) -> _DDPBucket:
         members = [Member(self._name_of(each), each.numel()) for each in parameters]
@@ -238,6 +246,13 @@ def register(ddp_model: torch.nn.parallel.DistributedDataParallel, compression: 
     state = State(ddp_model, compression)
     ddp_model.register_comm_hook(state, hook)
     return state
+
+
+def _raising(problem: Exception) -> Callable[[], None]:
+    def job() -> None:
+        raise problem
+
+    return job
 
 
 def _average_sparse(averager: Averager, buffer: torch.Tensor) -> None:

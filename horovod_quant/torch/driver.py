@@ -15,6 +15,7 @@ import torch
 from horovod_quant.transports.torch_distributed import Groups
 
 _SECONDS_AT_EXIT = 5.0
+_ENDED = "the thread that averages gradients has ended; a forked process has none"
 
 _THREADS: dict[threading.Thread, queue.SimpleQueue[Any]] = {}
 """Running threads and their jobs."""
@@ -74,9 +75,9 @@ class Guard:
             job()
             return None
         except BaseException as problem:
-            return self._failed(problem)
+            return self.fail(problem)
 
-    def _failed(self, problem: BaseException) -> BaseException:
+    def fail(self, problem: BaseException) -> BaseException:
         """Record the first error, and return the exception to raise.
 
         This ends the other workers' waits.
@@ -111,30 +112,38 @@ class Driver:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # Neither the thread nor what ends it may keep this alive.
-        thread = threading.Thread(target=_work, args=(self._jobs,), name="horovod_quant.ddp", daemon=True)
-        _THREADS[thread] = self._jobs
-        thread.start()
-        weakref.finalize(self, _end, self._jobs, thread, groups, os.getpid())
+        self._thread = threading.Thread(
+            target=_work, args=(self._jobs, self.guard), name="horovod_quant.ddp", daemon=True
+        )
+        _THREADS[self._thread] = self._jobs
+        self._thread.start()
+        weakref.finalize(self, _end, self._jobs, self._thread, groups, os.getpid())
 
     def submit(self, job: Callable[[], None], tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Queue a job, and return the future of its tensor.
 
         Raises:
-            RuntimeError: an earlier job has failed.
+            RuntimeError: an earlier job has failed, or the thread has ended.
         """
-        self.guard.require_sound()
+        self._require_running()
         promise = _Promise(tensor)
         if self._stream is not None:  # the caller's stream has computed the tensor
             self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         self._jobs.put((self._perform, job, promise))
+        self._require_running()  # a thread that has ended meanwhile completes no future
         return promise.future
+
+    def _require_running(self) -> None:
+        if self.guard.failure is None and not self._thread.is_alive():
+            self.guard.failure = _ENDED
+        self.guard.require_sound()
 
     def _perform(self, job: Callable[[], None], promise: _Promise) -> None:
         with torch.cuda.stream(self._stream):  # no effect for None
             promise.keep(self.guard.run(job))
 
 
-def _work(jobs: queue.SimpleQueue[Any]) -> None:
+def _work(jobs: queue.SimpleQueue[Any], guard: Guard) -> None:
     """Run the thread, and complete every future at its end.
 
     DDP waits for them without a limit.
@@ -145,9 +154,14 @@ def _work(jobs: queue.SimpleQueue[Any]) -> None:
             perform, *arguments = job
             perform(*arguments)
             job = perform = arguments = None  # release them while waiting for the next one
+    except BaseException as problem:
+        guard.fail(problem)
+        raise
     finally:
-        while job is not None:
-            job[2].keep(RuntimeError("the thread that averages gradients has ended"))
+        guard.failure = guard.failure or _ENDED  # first, so that `submit` sees it where this misses the job
+        while job is not None or not jobs.empty():
+            if job is not None:
+                job[2].keep(RuntimeError(guard.failure))
             job = None if jobs.empty() else jobs.get()
         _THREADS.pop(threading.current_thread(), None)
 

@@ -270,11 +270,13 @@ class _InterNode:
         self._bucket: Bucket = state._averager.bucket(members)
 
     def __call__(self, buffer: torch.Tensor) -> None:
+        self._state._run(lambda: self._average(buffer))
+
+    def _average(self, buffer: torch.Tensor) -> None:
         averager = self._state._averager
         shards = self._unit.split(buffer)
         averager.count(self._bucket)
-        memory = averager.memory(buffer.device)
-        self._state._run(lambda: averager.average(self._bucket, shards, memory))
+        averager.average(self._bucket, shards, averager.memory(buffer.device))
 
 
 class _IntraMesh:
@@ -311,25 +313,24 @@ class _IntraMesh:
         async_op: bool = False,
     ) -> None:
         """Reduce ``input_tensor``, the shards of all ranks, into ``output_tensor``, the local shards."""
-        size = self._state._averager.groups.workers.size
+        self._state._run(lambda: self._reduce(output_tensor, input_tensor, op))
+
+    def _reduce(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, op: Any) -> None:
+        averager = self._state._averager
+        workers = averager.groups.workers
         if op == dist.ReduceOp.AVG:
-            factor = 1.0 / size
+            factor = 1.0 / workers.size
         elif op == dist.ReduceOp.SUM:
             factor = 1.0
         else:
             raise ValueError(
-                f"fsdp: inside=True averages or adds; set_gradient_divide_factor() asks for {op}; leave it out"
+                "fsdp: inside=True averages or adds; set_gradient_divide_factor() asks for another operation; leave "
+                "it out"
             )
-        parts = [self._unit.split(chunk) for chunk in input_tensor.chunk(size)]
+        parts = [self._unit.split(chunk) for chunk in input_tensor.chunk(workers.size)]
         outs = self._unit.split(output_tensor)
-        self._state._averager.count(self._bucket)
-        self._state._run(lambda: self._reduce(parts, outs, factor))
-
-    def _reduce(
-        self, parts: Sequence[Sequence[torch.Tensor]], outs: Sequence[torch.Tensor], factor: float
-    ) -> None:
-        averager = self._state._averager
-        workers, memory = averager.groups.workers, averager.memory(outs[0].device)
+        averager.count(self._bucket)
+        memory = averager.memory(outs[0].device)
         for group, reduction, gradients in zip(self._bucket.groups, self._reductions, self._gradients):
             taken = [part[index] for part in parts for index in group.indices]
             steps = [each.step for each in group.gradients] * workers.size

@@ -465,6 +465,41 @@ def an_error_beside_the_backward_pass_ends_everybody() -> None:
 
 
 @scenario
+def an_error_before_the_thread_ends_everybody() -> None:
+    ddp = DistributedDataParallel(net(), **SMALL_BUCKETS)
+    state = hvq.ddp.register(ddp, hvq.QSGD())
+    if rank() == size() - 1:
+        state._names.clear()
+    text = f"rank {size() - 1}: RuntimeError: ddp: a gradient of shape"
+    everybody_raises(
+        RuntimeError, "came for no parameter that the model had", lambda: net_loss(ddp, 0, rank()).backward()
+    )
+    everybody_raises(RuntimeError, text, lambda: net_loss(ddp, 1, rank()).backward())
+
+
+@scenario
+def a_thread_that_ends_leaves_no_worker_waiting() -> None:
+    ddp = DistributedDataParallel(net(), **SMALL_BUCKETS)
+    hvq.ddp.register(ddp, hvq.QSGD())
+    net_loss(ddp, 0, rank()).backward()
+    with contextlib.ExitStack() as patches:
+        if rank() == size() - 1:
+            patches.enter_context(mock.patch("torch.cuda.stream", side_effect=MemoryError("planted")))
+        for step in (1, 2):
+            everybody_raises(
+                RuntimeError,
+                "MemoryError: planted",
+                lambda: net_loss(ddp, step, rank()).backward(),  # noqa: B023
+            )
+    ddp = DistributedDataParallel(net(), **SMALL_BUCKETS)
+    state = hvq.ddp.register(ddp, hvq.QSGD())
+    state._driver._jobs.put(None)
+    text = "the thread that averages gradients has ended"
+    everybody_raises(RuntimeError, text, lambda: net_loss(ddp, 0, rank()).backward())
+    everybody_raises(RuntimeError, text, state._driver.guard.require_sound)
+
+
+@scenario
 def arguments_that_differ_between_workers() -> None:
     bits = 8 if rank() == 0 else 4
     everybody_raises(

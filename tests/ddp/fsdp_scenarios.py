@@ -260,6 +260,21 @@ def an_error_ends_everybody() -> None:
 
 
 @scenario
+def a_parameter_frozen_on_one_worker_ends_everybody() -> None:
+    meshes = [(whole_mesh(), {"inside": True})]
+    if per_node() == 1:  # otherwise the workers of a node wait in PyTorch's reduce-scatter
+        meshes.append((node_mesh(), {}))
+    for mesh, options in meshes:
+        model = fully_shard(net(), mesh=mesh)
+        state = hvq.fsdp.register(model, hvq.QSGD(), **options)
+        if rank() == size() - 1:
+            model[2].weight.requires_grad_(False)
+        text = "elements of gradients came where the parameters' shards have"
+        everybody_raises(RuntimeError, text, lambda: net_loss(model, 0, rank()).backward())  # noqa: B023
+        everybody_raises(RuntimeError, f"rank {size() - 1}: RuntimeError: fsdp: ", state._guard.require_sound)
+
+
+@scenario
 def what_is_refused() -> None:
     def refused(text: str, model: Any, compression: Any = None, **options: Any) -> None:
         chosen = hvq.QSGD() if compression is None else compression
