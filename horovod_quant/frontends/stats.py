@@ -46,10 +46,10 @@ class Stats(NamedTuple):
         parameters: traffic by parameter name.
         total: sum over the parameters.
         steps: largest number of reductions of a parameter.
-        uncounted: names of parameters that Horovod reduces without the compressor, such as those with sparse
+        uncounted: names of parameters that are reduced without the compressor, such as those with sparse
             gradients; their bytes are not in ``total``.
         seconds_waited: time in which the training waited for collectives and decoding; None where it is not measured
-            (TensorFlow).
+            (TensorFlow, DDP).
         nmse: squared error of the averages divided by their square, on a sample of the gradients; None without
             ``nmse_every``.
     """
@@ -89,7 +89,9 @@ class Stats(NamedTuple):
             lines.append(f"{name:{width}} {figures}{again}")
         if self.uncounted:
             names = ", ".join(self.uncounted[:8]) + (", ..." if len(self.uncounted) > 8 else "")
-            lines.append(f"not counted, as Horovod reduces them itself (sparse gradients): {names}")
+            lines.append(
+                f"not counted, as they are reduced without the compressor (sparse gradients): {names}"
+            )
         if self.nmse is not None:
             lines.append(f"nmse, measured on a sample: {self.nmse:.3g}")
         return "\n".join(lines)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from horovod_quant.frontends import step_counts
+from horovod_quant.frontends import no_gain, step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
-from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
+from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme, Workers
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.device import Copying
@@ -144,10 +144,12 @@ class Averager:
         self._policy, self._seed, self._arguments = policy, compression.seed, compression._arguments()
         self._kernels = compression._kernels
         self._has_nccl = _has_nccl(group)
+        self._is_first = dist.get_rank(group) == 0
         self._memories: dict[torch.device, Memory] = {}
         self._steps: dict[str, int] = {}
         self._first_step = 0
         self._traffic = TrafficCounter()
+        self._uncounted: set[str] = set()
         self.resume(compression)
         self._is_nccl = device.type == "cuda" and self.memory(device).takes_tensors
         backend = "nccl" if self._is_nccl else "gloo"
@@ -157,7 +159,25 @@ class Averager:
         self._require_agreement(shapes, device if self._is_nccl else torch.device("cpu"))
 
     def stats(self) -> Stats:
-        return self._traffic.stats()
+        return self._traffic.stats()._replace(uncounted=tuple(sorted(self._uncounted)))
+
+    def leave_uncounted(self, name: str) -> None:
+        """Name a gradient in the statistics without its bytes."""
+        self._uncounted.add(name)
+
+    def warn_if_it_sends_more(self, compression: Compressor, are_nodes: bool) -> None:
+        """Warn once, on the first worker, of a scheme that sends more than float32.
+
+        Args:
+            compression: the compressor.
+            are_nodes: whether workers are nodes in the message.
+        """
+        if self._is_first and not compression._said_it_sends_more:
+            workers = self.groups.workers
+            between = Workers(0, workers.size // workers.local_size)
+            compression._said_it_sends_more = no_gain.warn_if_it_sends_more(
+                self._policy, between, between, are_nodes
+            )
 
     def resume(self, compression: Compressor) -> None:
         """Continue from the counts of a compressor."""
@@ -318,6 +338,10 @@ def require_usable(compression: Any, where: str) -> None:
     if not isinstance(compression, Compressor):
         raise ValueError(
             f"{where}: compression={compression!r} is no compressor; use one such as hvq.QSGD(bits=4)"
+        )
+    if compression.nmse_every:
+        raise ValueError(
+            f"{where}: nmse_every={compression.nmse_every} measures gradients of Horovod's optimizer; leave it out here"
         )
     if compression.own_optimizer is not None:
         raise ValueError(

@@ -62,10 +62,14 @@ class State:
         self._averager: Averager | None = Averager(
             compression, ddp_model.process_group, device, shapes, everything
         )
+        self._averager.warn_if_it_sends_more(compression, bool(compression.hierarchical))
         self._driver = Driver(self._averager.groups, device)
 
     def stats(self) -> Stats:
-        """Return bytes sent and their float32 equivalent, per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total.
+
+        ``seconds_waited`` is None: PyTorch waits for the averages, after the last hook.
+        """
         return self._attached().stats()
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,6 +130,7 @@ class State:
     def _job(self, averager: Averager, bucket: Any, buffer: torch.Tensor) -> Callable[[], None]:
         """Return what the thread runs for a bucket."""
         if buffer.is_sparse:
+            averager.leave_uncounted(*map(self._name_of, bucket.parameters()))
             return lambda: _average_sparse(averager, buffer)
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())

@@ -6,6 +6,7 @@ state = hvq.fsdp.register(model, hvq.QSGD(bits=4))     # after fully_shard
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,10 +37,14 @@ class State:
         self.compression = compression
         self._averager = averager
         self._guard = Guard(averager.groups)
+        self._seconds_waited = 0.0
 
     def stats(self) -> Stats:
-        """Return bytes sent and their float32 equivalent, per parameter and in total."""
-        return self._averager.stats()
+        """Return bytes sent and their float32 equivalent, per parameter and in total.
+
+        ``seconds_waited`` is the time in hooks, which PyTorch waits for.
+        """
+        return self._averager.stats()._replace(seconds_waited=self._seconds_waited)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each gradient has been reduced, by name, for checkpoints."""
@@ -56,7 +61,9 @@ class State:
 
     def _run(self, job: Any) -> None:
         self._guard.require_sound()
+        begin = time.perf_counter()
         error = self._guard.run(job)
+        self._seconds_waited += time.perf_counter() - begin
         if error is not None:
             raise error
 
@@ -113,6 +120,7 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
         averager = Averager(compression, group, device, shapes, names, ranks)
         if averager.groups.workers.size == 1:
             raise ValueError(_ALONE)
+        averager.warn_if_it_sends_more(compression, are_nodes=True)
         state = State(compression, averager)
     for unit in units:
         if hasattr(unit.module, "set_reduce_scatter_unused_params"):
@@ -270,6 +278,8 @@ class _InterNode:
         self._bucket: Bucket = state._averager.bucket(members)
 
     def __call__(self, buffer: torch.Tensor) -> None:
+        if buffer.is_cuda:  # PyTorch goes on reading it on this stream, after its last reference
+            buffer.record_stream(torch.cuda.current_stream(buffer.device))
         self._state._run(lambda: self._average(buffer))
 
     def _average(self, buffer: torch.Tensor) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -24,6 +23,7 @@ from harness import (
     net_loss,
     own_gradients,
     scenario,
+    warned,
 )
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -203,7 +203,7 @@ def sparse_embeddings_are_averaged() -> None:
     compression = hvq.QSGD()
     twin = copy.deepcopy(model)
     ddp = DistributedDataParallel(model)
-    hvq.ddp.register(ddp, compression)
+    state = hvq.ddp.register(ddp, compression)
     for step in range(3):
         total = torch.zeros(100, 40)
         for whose in range(size()):
@@ -213,6 +213,9 @@ def sparse_embeddings_are_averaged() -> None:
         ddp.zero_grad()
         loss(ddp, step, rank()).backward()
         torch.testing.assert_close(model[0].weight.grad.to_dense(), total / size())
+    found = state.stats()
+    assert found.uncounted == ("0.weight",)
+    assert set(found.parameters) == {"1.weight", "1.bias"}
 
 
 @scenario
@@ -515,6 +518,20 @@ def arguments_that_differ_between_workers() -> None:
 
 
 @scenario
+def a_switch_that_differs_between_workers() -> None:
+    def switched(value: str) -> hvq.QSGD:
+        with mock.patch.dict("os.environ", HOROVOD_QUANT_DISABLE=value):
+            return hvq.QSGD()
+
+    ddp, own = DistributedDataParallel(net()), "1" if rank() == size() - 1 else "0"
+    text = "here, but not on all other workers"
+    everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, switched(own)))
+    state = hvq.ddp.register(ddp, switched("1"))
+    net_loss(ddp, 0, rank()).backward()
+    assert state.stats().total.ratio == 1
+
+
+@scenario
 def what_is_refused() -> None:
     def refused(text: str, compression: Any, **arguments: Any) -> None:
         ddp = DistributedDataParallel(net(), **arguments)
@@ -523,6 +540,7 @@ def what_is_refused() -> None:
     refused("Auto() measures methods in steps of Horovod's optimizer", hvq.Auto())
     refused("belongs to the optimizer hvq.optim.BinSGDM", hvq.BinSGDM())
     refused("is no compressor", "qsgd")
+    refused("nmse_every=5 measures gradients of Horovod's optimizer", hvq.EDEN(nmse_every=5))
     refused("process_set= is Horovod's", hvq.QSGD(process_set=mock.Mock(process_set_id=3)))
     refused(
         "workers cannot form nodes of 7",
@@ -545,14 +563,13 @@ def what_is_refused() -> None:
     everybody_raises(TypeError, "python_reducer", lambda: hvq.ddp.hook(state, (torch.zeros(3),)))
 
 
-@contextlib.contextmanager
-def warned(text: str) -> Iterator[None]:
-    import warnings
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    assert any(text in str(each.message) for each in caught), [str(each.message) for each in caught]
+@scenario
+def a_method_that_sends_more_than_float32() -> None:
+    compression = hvq.QSGD(16, exchange="allgather")
+    at_rank_0_of_4 = int(rank() == 0 and size() > 3)
+    with warned(f"times the bytes of float32 among {size()} workers; use exchange='auto'", at_rank_0_of_4):
+        for _ in range(2):
+            hvq.ddp.register(DistributedDataParallel(net()), compression)
 
 
 @scenario

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -10,7 +11,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from harness import METHODS, data, everybody_raises, net, net_loss, own_gradients, scenario
+from harness import METHODS, data, everybody_raises, net, net_loss, own_gradients, scenario, warned
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -257,6 +258,28 @@ def an_error_ends_everybody() -> None:
     everybody_raises(Exception, "planted", lambda: net_loss(model, 0, rank()).backward())
     first = f"rank {size() - 1}: ZeroDivisionError: planted"
     everybody_raises(RuntimeError, first, state._guard.require_sound)
+
+
+@scenario
+def time_in_hooks_is_counted() -> None:
+    model = fully_shard(net(), mesh=whole_mesh())
+    state = hvq.fsdp.register(model, hvq.QSGD(), inside=True)
+    loss = net_loss(model, 0, rank())
+    if rank() == size() - 1:
+        time.sleep(0.5)
+    loss.backward()
+    assert state.stats().seconds_waited > (0.4 if rank() < size() - 1 else 0)
+
+
+@scenario
+def a_method_that_sends_more_than_float32() -> None:
+    mesh = init_device_mesh("cpu", (size(), 1), mesh_dim_names=("node", "worker"))["worker"]
+    compression = hvq.QSGD(16, exchange="allgather")
+    warns = int(rank() == 0 and size() > 3)
+    with warned(f"times the bytes of float32 among {size()} nodes; use exchange='auto'", warns):
+        hvq.fsdp.register(sharded(net(), mesh), compression)
+    with warned("times the bytes of float32", 0):
+        hvq.fsdp.register(sharded(net(), whole_mesh()), hvq.QSGD(16, exchange="allgather"), inside=True)
 
 
 @scenario

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
@@ -167,3 +169,13 @@ def everybody_raises(kind: type[BaseException], text: str, action: Callable[[], 
     with pytest.raises(kind) as raised:
         action()
     assert text in str(raised.value)
+
+
+@contextlib.contextmanager
+def warned(text: str, times: int = 1) -> Iterator[None]:
+    """This worker gets a warning with the text, as often as said."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    messages = [str(each.message) for each in caught]
+    assert sum(text in each for each in messages) == times, messages

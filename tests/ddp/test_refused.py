@@ -29,3 +29,8 @@ def test_a_pytorch_without_the_hook(
     assert message in str(raised.value)
     with pytest.raises(ValueError, match="it has no FSDP module with gradients"):
         hvq.fsdp.register(torch.nn.Linear(2, 2), hvq.QSGD(), inside=not inside)
+
+
+def test_a_sample_of_the_nmse() -> None:
+    with pytest.raises(ValueError, match="fsdp: nmse_every=5 measures gradients of Horovod's optimizer"):
+        hvq.fsdp.register(torch.nn.Linear(2, 2), hvq.QSGD(nmse_every=5))

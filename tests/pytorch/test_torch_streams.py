@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from horovod_quant.frontends.stats import TrafficCounter  # noqa: E402
 from horovod_quant.schemes.base import Allgather, Decoded, Workers  # noqa: E402
-from horovod_quant.torch import averaging, device, driver  # noqa: E402
+from horovod_quant.torch import averaging, device, driver, fsdp  # noqa: E402
 
 
 class Stream:
@@ -49,6 +49,8 @@ class Stream:
 
 class Tensor:
     """Notes which streams it is kept for."""
+
+    is_cuda, device = True, None
 
     def __init__(self) -> None:
         self.kept_for: list[Stream] = []
@@ -154,6 +156,17 @@ def test_ddps_collectives_and_kernels_run_after_each_other(current: SimpleNamesp
     averager.groups = SimpleNamespace(workers=Workers(0, 2), perform=perform)  # type: ignore[assignment]
     averager.run(exchange(), ["weight"], memory)  # type: ignore[arg-type]
     assert ordered == [True] * 4
+
+
+def test_fsdps_buffers_are_kept_for_the_stream_of_the_hook(current: SimpleNamespace) -> None:
+    """PyTorch casts them there after the hook, and has no other reference."""
+    averager = SimpleNamespace(groups=None, bucket=lambda members: members)
+    state = fsdp.State(None, averager)  # type: ignore[arg-type]
+    state._run = lambda job: None  # type: ignore[method-assign]
+    unit = SimpleNamespace(mesh=SimpleNamespace(local_rank=0), shards=[])
+    buffer, current.stream = Tensor(), Stream()
+    fsdp._InterNode(state, unit)(buffer)  # type: ignore[arg-type]
+    assert buffer.kept_for == [current.stream]
 
 
 def test_a_count_that_the_host_has_seen_is_not_read_again() -> None:
