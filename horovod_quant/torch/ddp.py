@@ -51,7 +51,14 @@ class State:
         self.compression = compression
         finder = compression._finder
         everything = named_parameters(ddp_model, None if finder is None else finder.named)
-        named = {name: each for name, each in everything.items() if each.requires_grad}
+        ignored = {
+            id(each)
+            for name, each in ddp_model.module.named_parameters()
+            if name in ddp_model.parameters_to_ignore
+        }
+        named = {
+            name: each for name, each in everything.items() if each.requires_grad and id(each) not in ignored
+        }
         _require_floats(compression, named)
         compression._warn_if_nothing_is_compressed({name: each.numel() for name, each in named.items()})
         device = next((each.device for each in named.values()), torch.device("cpu"))

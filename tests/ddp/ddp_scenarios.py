@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import io
 import pickle
 from typing import Any
@@ -26,6 +27,7 @@ from harness import (
     warned,
 )
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_quant.torch as hvq
@@ -181,15 +183,26 @@ def inside_pytorchs_wrapper_for_float16() -> None:
 @scenario
 def compiled_modules() -> None:
     check_steps(hvq.QSGD(), wrap=lambda ddp: torch.compile(ddp, backend="eager"))
-    inner = torch.compile(net(), backend="eager")
-    plain = net()
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.manual_seed(6)
+    widths = [40, 512, 512, 512, 30]
+    plain = torch.nn.Sequential(*[torch.nn.Linear(*each) for each in zip(widths, widths[1:])])
+    inner = torch.compile(copy.deepcopy(plain), backend=backend)
     compression = hvq.QSGD()
     twin = Twin(plain, compression)
-    ddp = DistributedDataParallel(inner)
+    ddp = DistributedDataParallel(inner, bucket_cap_mb=1)
     hvq.ddp.register(ddp, compression)
-    expected = twin.expected(lambda each, whose: [net_loss(each, 0, whose)])
-    net_loss(ddp, 0, rank()).backward()
-    assert_gradients(inner._orig_mod, expected)
+    for step in range(2):
+        expected = twin.expected(lambda each, whose: [net_loss(each, step, whose)])  # noqa: B023
+        ddp.zero_grad()
+        net_loss(ddp, step, rank()).backward()
+        assert_gradients(inner._orig_mod, expected)
+    assert len(graphs) > 1, "torch.compile has not split the graph by DDP's buckets"
 
 
 @scenario
@@ -216,6 +229,79 @@ def sparse_embeddings_are_averaged() -> None:
     found = state.stats()
     assert found.uncounted == ("0.weight",)
     assert set(found.parameters) == {"1.weight", "1.bias"}
+
+
+@scenario
+def sparse_embeddings_beside_parameters_that_are_not_used() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.words = torch.nn.Embedding(100, 40, sparse=True)
+            self.first, self.second = torch.nn.Linear(40, 60), torch.nn.Linear(40, 60)
+
+        def forward(self, rows: torch.Tensor, which: int) -> torch.Tensor:
+            return (self.first, self.second)[which](self.words(rows))
+
+    def loss(each: torch.nn.Module, step: int, whose: int) -> torch.Tensor:
+        return each(torch.tensor([step, whose + 1, 50]), (step + whose) % 2).square().sum()
+
+    check_steps(hvq.QSGD(exclude="words.*"), Both(), loss, find_unused_parameters=True, **SMALL_BUCKETS)
+
+
+@scenario
+def experts_that_only_one_worker_uses() -> None:
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(4)
+            self.common = torch.nn.Linear(40, 40)
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(40, 60) for _ in range(size()))
+
+        def forward(self, values: torch.Tensor, which: int) -> torch.Tensor:
+            return self.experts[which](torch.tanh(self.common(values)))
+
+    def loss(each: torch.nn.Module, step: int, whose: int) -> torch.Tensor:
+        return each(data(step, whose, 8, 40), whose).square().mean()
+
+    check_steps(hvq.EDEN(), Experts(), loss, find_unused_parameters=True, **SMALL_BUCKETS)
+
+
+@scenario
+def modules_of_one_worker_that_ddp_ignores() -> None:
+    """Of other shapes and names on each worker."""
+    torch.manual_seed(5)
+    width = 40 + 8 * rank()
+    model = torch.nn.ModuleDict({"common": torch.nn.Linear(40, 40)})
+    model[f"expert{rank()}"] = torch.nn.Linear(40, width)
+    ignored = [name for name, _ in model.named_parameters() if name.startswith("expert")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    model.forward = lambda values: model[f"expert{rank()}"](model["common"](values))
+    ddp = DistributedDataParallel(model)
+    state = hvq.ddp.register(ddp, hvq.QSGD())
+    for step in range(2):
+        ddp(data(step, rank(), 8, 40)).square().mean().backward()
+    assert set(state.stats().parameters) == {"common.weight", "common.bias"}
+    everyone: list[Any] = [None] * size()
+    dist.all_gather_object(everyone, model["common"].weight.grad.numpy().tobytes())
+    assert len(set(everyone)) == 1
+
+
+@scenario
+def a_worker_that_skips_a_backward_pass() -> None:
+    """The others wait for it as long as their process group allows."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    ddp = DistributedDataParallel(net(), process_group=group, **SMALL_BUCKETS)
+    state = hvq.ddp.register(ddp, hvq.QSGD())
+    for step in range(2):
+        net_loss(ddp, step, rank()).backward()
+    loss = net_loss(ddp, 2, rank())
+    if rank() < size() - 1:
+        everybody_raises(RuntimeError, "Timed out waiting", loss.backward)
+    dist.barrier()
+    if rank() == size() - 1:
+        everybody_raises(RuntimeError, "another worker has failed first, rank", loss.backward)
+    everybody_raises(RuntimeError, "Timed out waiting", state._driver.guard.require_sound)
 
 
 @scenario
@@ -556,6 +642,10 @@ def what_is_refused() -> None:
 
     mixed = _MixedPrecision(param_dtype=torch.float16)
     refused("registers another hook", hvq.QSGD(), mixed_precision=mixed)
+    ddp = DistributedDataParallel(net())
+    _apply_optimizer_in_backward(torch.optim.SGD, ddp.parameters(), {"lr": 0.1})
+    text = "an optimizer that steps in the backward pass registers another hook"
+    everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, hvq.QSGD()))
     ddp = DistributedDataParallel(net())
     hvq.ddp.register(ddp, hvq.QSGD())
     everybody_raises(RuntimeError, "", lambda: hvq.ddp.register(ddp, hvq.QSGD()))

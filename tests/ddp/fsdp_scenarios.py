@@ -14,6 +14,7 @@ import torch.distributed as dist
 from harness import METHODS, data, everybody_raises, net, net_loss, own_gradients, scenario, warned
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels, simulator
@@ -315,6 +316,11 @@ def what_is_refused() -> None:
     refused("QSGD, NUQSGD or EDEN without Elias coding", flat, hvq.QSGD(coding="elias"), inside=True)
     two = init_device_mesh("cpu", (size() // per_node(), per_node()), mesh_dim_names=("node", "worker"))
     refused("on a mesh with two dimensions PyTorch averages between nodes", fully_shard(net(), mesh=two))
+    other = ShardPlacementResult(None, FSDPMeshInfo(mesh=node_mesh(), shard_mesh_dim=0))
+    several = fully_shard(
+        net(), mesh=whole_mesh(), shard_placement_fn=lambda each: other if each.dim() == 1 else None
+    )
+    refused("has parameters on several meshes (shard_placement_fn)", several)
     if per_node() == 1:
         refused("needs a mesh of two workers or more", fully_shard(net(), mesh=node_mesh()), inside=True)
     model = fully_shard(net(), mesh=whole_mesh())

@@ -73,6 +73,7 @@ def own_gradients(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {
         name: (torch.zeros_like(each) if each.grad is None else each.grad)
         .detach()
+        .to_dense()
         .float()
         .cpu()
         .numpy()

@@ -19,7 +19,11 @@ LIMIT = 600
 WORKERS = {"ddp_scenarios": (2, 3, 4), "fsdp_scenarios": (2, 3, 4)}
 IN_EVERY_TIER = {
     ("ddp_scenarios", 3): ["every_method_has_the_simulators_bits", "models_of_subgroups_that_overlap"],
-    ("ddp_scenarios", 4): ["nodes_average_first", "a_method_that_sends_more_than_float32"],
+    ("ddp_scenarios", 4): [
+        "every_method_has_the_simulators_bits",
+        "nodes_average_first",
+        "a_method_that_sends_more_than_float32",
+    ],
     ("fsdp_scenarios", 3): [],
     ("fsdp_scenarios", 4): [
         "between_nodes_every_method_has_the_simulators_bits",
