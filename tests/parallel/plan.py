@@ -101,6 +101,13 @@ def flat(tier: str) -> Plan:
     return plan
 
 
+def among_four(tier: str) -> Plan:
+    """Each method and variant once among four workers without nodes, with ``--all``."""
+    module = "torch_scenarios"
+    averages = [each for each in names(module, "extra") if split(each)[0] == "average"]
+    return {Run(module, "mpi", 4): averages} if tier in ("all", "thorough") else {}
+
+
 def with_keras_3(tier: str) -> Plan:
     """What a script may do with ``horovod_quant.keras``; by default each feature with a method or two."""
     module = "keras_scenarios"

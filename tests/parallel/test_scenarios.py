@@ -1,4 +1,4 @@
-"""The scenarios of torch_scenarios.py and tf_scenarios.py, in real processes: Gloo and MPI, 2 and 3 workers.
+"""The scenarios of torch_scenarios.py and tf_scenarios.py, in real processes: Gloo and MPI, 2 to 4 workers.
 
 Which of them with which controller and number of workers is in plan.py.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from launching import SCENARIOS_LIMIT, Outcome, assert_passed
-from plan import flat, parametrize
+from plan import among_four, flat, parametrize
 
 pytestmark = pytest.mark.parallel
 
@@ -19,7 +19,8 @@ FRAMEWORKS = os.environ.get("TEST_FRAMEWORKS", "torch tf").split()
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
-    plan = flat(metafunc.config.getoption("tier"))
+    tier = metafunc.config.getoption("tier")
+    plan = {**flat(tier), **among_four(tier)}
     parametrize(
         metafunc,
         {run: names for run, names in plan.items() if run.module.partition("_")[0] in FRAMEWORKS},
