@@ -132,6 +132,19 @@ def test_trainer_with_ddp() -> None:
 
 @pytest.mark.parallel
 @pytest.mark.extended
+def test_accelerate_with_ddp_saves_and_resumes(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(ROOT / "tests" / "ddp" / "accelerate_worker.py"), str(tmp_path / "saved")],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+        env=environment(with_packages(packages_of("huggingface"))),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.count("PASSED") == 2, done.stdout[-3000:]
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("script", "method"), [("spark_run.py", "EDEN"), ("spark_estimator.py", "GlobalQSGD")]
 )
