@@ -657,7 +657,7 @@ def what_is_refused() -> None:
 def a_method_that_sends_more_than_float32() -> None:
     compression = hvq.QSGD(16, exchange="allgather")
     at_rank_0_of_4 = int(rank() == 0 and size() > 3)
-    with warned(f"times the bytes of float32 among {size()} workers; use exchange='auto'", at_rank_0_of_4):
+    with warned(f"times the bytes of float32 among {size()} workers", at_rank_0_of_4):
         for _ in range(2):
             hvq.ddp.register(DistributedDataParallel(net()), compression)
 

@@ -277,7 +277,7 @@ def a_method_that_sends_more_than_float32() -> None:
     mesh = init_device_mesh("cpu", (size(), 1), mesh_dim_names=("node", "worker"))["worker"]
     compression = hvq.QSGD(16, exchange="allgather")
     warns = int(rank() == 0 and size() > 3)
-    with warned(f"times the bytes of float32 among {size()} nodes; use exchange='auto'", warns):
+    with warned(f"times the bytes of float32 among {size()} nodes", warns):
         hvq.fsdp.register(sharded(net(), mesh), compression)
     with warned("times the bytes of float32", 0):
         hvq.fsdp.register(sharded(net(), whole_mesh()), hvq.QSGD(16, exchange="allgather"), inside=True)
