@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from horovod_quant.frontends.stats import TrafficCounter  # noqa: E402
 from horovod_quant.schemes.base import Allgather, Decoded, Workers  # noqa: E402
-from horovod_quant.torch import averaging, device, driver, fsdp  # noqa: E402
+from horovod_quant.torch import averaging, device, driver  # noqa: E402
 
 
 class Stream:
@@ -160,6 +160,8 @@ def test_ddps_collectives_and_kernels_run_after_each_other(current: SimpleNamesp
 
 def test_fsdps_buffers_are_kept_for_the_stream_of_the_hook(current: SimpleNamespace) -> None:
     """PyTorch casts them there after the hook, and has no other reference."""
+    from horovod_quant.torch import fsdp
+
     averager = SimpleNamespace(groups=None, bucket=lambda members: members)
     state = fsdp.State(None, averager)  # type: ignore[arg-type]
     state._run = lambda job: None  # type: ignore[method-assign]
