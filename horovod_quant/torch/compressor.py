@@ -30,6 +30,7 @@ from horovod_quant.torch.caller import (
     asking_optimizer,
     identify,
 )
+from horovod_quant.torch.control import numbers_of
 from horovod_quant.torch.exchange import OpenState, PendingTensor
 from horovod_quant.torch.measured import ErrorSampler
 from horovod_quant.torch.memory import Memory
@@ -180,7 +181,7 @@ class Compressor(BaseCompressor):
         if ctx is None:
             return output
         if isinstance(ctx, Unchanged):
-            return ctx.destination.copy_(output)
+            return ctx.destination.copy_(output, non_blocking=True)
         begin = time.perf_counter()
         try:
             return self._finish(output, ctx)
@@ -202,7 +203,7 @@ class Compressor(BaseCompressor):
             output = pending.control_tensor  # Horovod reduced in place
         answer = plan.control_tensor.answer(output)
         if answer is None:
-            sums = output.tolist()
+            sums: Sequence[float] = numbers_of(output)
             try:
                 answer = self._factor(pending.name, fingerprint, sums[: 1 + len(fingerprint)]), sums
             except RuntimeError as error:
@@ -221,7 +222,7 @@ class Compressor(BaseCompressor):
         buckets.delivered(pending, factor)
         destination = pending.destination
         if self._sampler and not plan.is_direct and self.own_optimizer is None:
-            self._sampler.compare(plan.call, output, destination)
+            self._sampler.compare(plan.call, sums[0], destination)
         plan.spare = pending
         pending.empty()
         return destination
@@ -462,7 +463,7 @@ class Compressor(BaseCompressor):
         if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
             sent = tensor.to(torch.float32)
         if not (sent.is_cpu or _is_reduced_there(sent.device)):
-            sent = sent.cpu()
+            sent = torch.empty(sent.shape, dtype=sent.dtype, device="cpu", pin_memory=True).copy_(sent)
         if not sent.is_contiguous():
             sent = sent.contiguous()
         return sent, None if sent is tensor else Unchanged(call.destination(tensor))

@@ -77,6 +77,22 @@ def _contents(numbers: tuple[float, ...], dtype: torch.dtype) -> tuple[bytes, in
     return tensor.numpy().tobytes(), tensor.numel()
 
 
+def numbers_of(output: torch.Tensor) -> list[float]:
+    """Return the numbers of a reduced control tensor.
+
+    Horovod has ended the operation, so a GPU's are read on a separate stream, which waits for no other work.
+    """
+    if not output.is_cuda:
+        return output.tolist()
+    with torch.cuda.stream(_reading_stream(output.device)):
+        return output.tolist()
+
+
+@functools.cache
+def _reading_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 class Question:
     """Content of an optimizer's active-rank queries.
 

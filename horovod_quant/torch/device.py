@@ -226,7 +226,7 @@ class _Streams:
             self._computing.pop(stream.cuda_stream, None)
             self._computing[stream.cuda_stream] = stream
             if len(self._computing) > _STREAMS_AT_MOST:
-                del self._computing[next(iter(self._computing))]
+                self.own.wait_stream(self._computing.pop(next(iter(self._computing))))
 
     def events(self) -> list[Any]:
         """Record an event on each stream that has recently computed gradients."""

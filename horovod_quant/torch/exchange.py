@@ -212,6 +212,7 @@ class Group(Job):
         self._copying: Copying | None = None
         self._delivered: dict[int, float] = {}
         self._delivering = threading.Lock()
+        self._is_handed_over = False
         self._cancelled_by: BaseException | None = None
         self._closing: Closing | None = None
         self._failed = False
@@ -313,7 +314,8 @@ class Group(Job):
         scheme = members[0].scheme.for_workers(workers)
         self._stages = len(collectives_of(members, nodes, memory, workers))
         memory.wait_for(self._ready)
-        gradients = [member.opened(scheme, nodes) for member in members]
+        with memory.working():  # it may copy states
+            gradients = [member.opened(scheme, nodes) for member in members]
         some_are_gone = workers.size < nodes.workers.size
         exchange = memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone)
         if some_are_gone:
@@ -404,17 +406,19 @@ class Group(Job):
 
         Decodes all members where that takes a single kernel launch, or where they are small.
         """
-        if self._delivered.get(index) == factor:
-            return
         memory = self._memory
-        # The caller's stream may still read the destinations.
-        memory.catch_up()
-        with self._delivering:
-            together = self._decodes_together and not self._delivered
-            indices = range(len(self._members)) if together else [index]
-            with named_range("decode", self.name, self._scheme):
-                self._decode([i for i in indices if self._delivered.get(i) != factor], factor)
-        memory.hand_over()
+        if self._delivered.get(index) != factor:
+            self._is_handed_over = False
+            # The caller's stream may still read the destinations.
+            memory.catch_up()
+            with self._delivering:
+                together = self._decodes_together and not self._delivered
+                indices = range(len(self._members)) if together else [index]
+                with named_range("decode", self.name, self._scheme):
+                    self._decode([i for i in indices if self._delivered.get(i) != factor], factor)
+        if not self._is_handed_over:  # also after an exception that came before
+            memory.hand_over()
+            self._is_handed_over = True
 
     def _decode(self, indices: Sequence[int], factor: float) -> None:
         decoded = self._decoded
@@ -430,7 +434,8 @@ class Group(Job):
             else:
                 for i, destination in zip(indices, destinations):
                     self._memory.write(decoded, i, scaled, destination)
-            self._delivered.update(dict.fromkeys(indices, factor))
+        # Not before: kernels of a GPU are launched at the end of working().
+        self._delivered.update(dict.fromkeys(indices, factor))
 
     def _resume(self, answer: Any) -> None:
         try:

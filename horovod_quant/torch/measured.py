@@ -73,12 +73,12 @@ class ErrorSampler:
             step.indices[call.name] = indices, tensor.numel() / len(indices)
             step.local[call.name] = tensor.reshape(-1)[indices].to(torch.float32)
 
-    def compare(self, call: Any, control_tensor: torch.Tensor, result: torch.Tensor) -> None:
+    def compare(self, call: Any, scale: float, result: torch.Tensor) -> None:
         """Sample a result; after the last one of the step, compare.
 
         Args:
             call: the gradient's call.
-            control_tensor: the reduced control tensor, whose first element was 1 on each worker.
+            scale: the control tensor's first element, which was 1 on each worker, after the reduction.
             result: the gradient's result.
         """
         step = self._steps.get(call.optimizer)
@@ -91,7 +91,7 @@ class ErrorSampler:
         if step.handle is not None and call.name in step.indices:
             scaled = result.reshape(-1)[step.indices[call.name][0]].to(torch.float32)
             # Undoes Horovod's prescale and postscale factors; for an average this is 1.
-            step.found[call.name] = scaled / float(control_tensor.reshape(-1)[0])
+            step.found[call.name] = scaled / scale
             if len(step.found) == len(step.local):
                 self._finish(step, call.process_set.size())
 

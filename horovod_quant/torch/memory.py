@@ -27,6 +27,9 @@ STAGING = "HOROVOD_QUANT_STAGING"
 For example for workers that share a GPU, which NCCL refuses.
 """
 
+EARLY_ENDS = "HOROVOD_ENABLE_ASYNC_COMPLETION"
+"""Environment variable by which Horovod ends an operation when NCCL has launched it."""
+
 _NO_CONTEXT = contextlib.nullcontext()
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
@@ -293,7 +296,13 @@ def choose(
 def _horovod_has_nccl() -> bool:
     import horovod.torch as hvd
 
-    return bool(hvd.nccl_built())
+    has_nccl = bool(hvd.nccl_built())
+    if has_nccl and os.environ.get(EARLY_ENDS, "0") not in ("", "0") and not is_staging_asked_for():
+        raise ValueError(
+            f"{EARLY_ENDS}=1: with it Horovod returns what NCCL has not received yet, which the kernels would read too "
+            f"early; unset it on all workers"
+        )
+    return has_nccl
 
 
 @functools.cache

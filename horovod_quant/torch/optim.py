@@ -206,7 +206,10 @@ class BinSGDM(torch.optim.Optimizer):
             # Also where this worker stores all elements: either all workers take the gathering path, or none.
             if known is None:
                 for name in ("momentum", "scale"):
-                    state[name] = state[name].reshape(-1)[start:stop].clone()
+                    whole = state[name]
+                    if whole.is_cuda:  # it is released before the copy has run
+                        whole.record_stream(torch.cuda.current_stream(whole.device))
+                    state[name] = whole.reshape(-1)[start:stop].clone()
                 self._parts[parameter] = known = part
             is_kept = known == part
         if not is_kept:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from covering import Launch, cover, each_feature_once
 from helpers import has_keras_3
-from scenario_table import TABLES, names, split, without_keras_2
+from scenario_table import ON_DEVICES, TABLES, TORCH_GPU_VARIANTS, names, split, without_keras_2
 
 FEWEST = 2
 """Workers."""
@@ -156,8 +156,16 @@ def hierarchical(tier: str) -> Plan:
     return _by_breadths(HIERARCHICAL, tier, default=(TORCH_NODES, TF_NODES))
 
 
+ALWAYS_CHECKED = ("hierarchical-binsgdm",)
+"""With checked_streams.py: states are copied."""
+
+NEVER_CHECKED = [f"ranks_with_other_kernels-{name}" for name in (*ON_DEVICES, *TORCH_GPU_VARIANTS)]
+"""Native kernels know no streams."""
+
+
 def on_a_gpu(tier: str, direct_workers: int, environment: Mapping[str, str]) -> Plan:
-    """Once Horovod's collectives get the tensors, once they are staged through the host.
+    """Once Horovod's collectives get the tensors, once they are staged through the host. Triton's interpreter does both
+    with checked_streams.py, too.
 
     Args:
         direct_workers: 1 where there is one GPU, of which NCCL refuses to serve two; both are then in the default tier.
@@ -171,7 +179,20 @@ def on_a_gpu(tier: str, direct_workers: int, environment: Mapping[str, str]) -> 
     ]  # fmt: skip
     if direct_workers == 1:
         return _by_breadths(dict.fromkeys(runs, "full"), tier, default=runs)
-    return _by_breadths(dict(zip(runs, ("core", "full"))), tier, default=runs[1:])
+    plan = dict(_by_breadths(dict(zip(runs, ("core", "full"))), tier, default=runs[1:]))
+    if dict(environment).get("TRITON_INTERPRET"):
+        checked = [
+            run._replace(
+                label=f"{run.label}-checked", environment=(*run.environment, ("CHECKED_STREAMS", "1"))
+            )
+            for run in runs
+        ]
+        found = _by_breadths(dict(zip(checked, ("full", "core"))), tier, default=checked)
+        every = [name for name in names("torch_gpu_scenarios", "extra") if name not in NEVER_CHECKED]
+        plan |= {
+            run: [name for name in every if name in (*some, *ALWAYS_CHECKED)] for run, some in found.items()
+        }
+    return plan
 
 
 SETTINGS = {

@@ -511,6 +511,8 @@ ON_A_GPU = [
     "ranks_with_other_kernels",
     "one_launch_a_stage",
     "hooks_do_not_wait",
+    "read_before_results_come",
+    "interrupted_while_decoding",
     "nan_on_one_rank",
     "direct_calls",
 ]

@@ -9,10 +9,20 @@ import threading
 from typing import Any
 from unittest.mock import patch
 
+import checked_streams
 import horovod.torch as hvd
 import torch
 from scenario_table import ON_DEVICES, TORCH_GPU_VARIANTS
-from torch_harness import DEVICE, METHODS, VARIANTS, net, train_and_compare
+from torch_harness import (
+    DEVICE,
+    METHODS,
+    VARIANTS,
+    assert_ends_without_step,
+    message_of,
+    net,
+    net_without_small_tensors,
+    train_and_compare,
+)
 from torch_scenarios import clean, direct_calls, finish, nan_on_one_rank, workers_that_join  # noqa: F401
 from turns import EVERY_CASE
 
@@ -33,6 +43,8 @@ def start() -> int:
         os.environ["HOROVOD_ELASTIC"] = (
             "1"  # or Horovod's optimizer registers no hooks, and compresses nothing
         )
+    if os.environ.get("CHECKED_STREAMS") == "1":
+        checked_streams.install()
     return hvd.rank()
 
 
@@ -98,6 +110,36 @@ def hooks_do_not_wait(make: Any) -> None:
 
     with patch.object(Copying, "array", copied), patch.object(Copying, "has_arrived", looked):
         train_and_compare(make(group_bytes=8192), steps=STEPS)
+
+
+def read_before_results_come(make: Any) -> None:
+    """Results replace gradients that the script's stream may still read."""
+    model, norms = net_without_small_tensors().to(DEVICE), list[torch.Tensor]()
+    train_and_compare(
+        make(),
+        model=model,
+        steps=STEPS,
+        between=lambda: norms.extend(p.grad.norm() for p in model.parameters() if p.grad is not None),
+    )
+
+
+def interrupted_while_decoding(make: Any) -> None:
+    """A signal handler's exception comes before kernels are launched, or before the caller's stream waits for them."""
+    for owner, name in ((triton.launching._Batch, "launch"), (DeviceMemory, "hand_over")):
+        optimizers: list[Any] = []
+
+        def interrupt(owner: Any = owner, name: str = name, optimizers: Any = optimizers) -> None:
+            assert_ends_without_step(optimizers[-1])
+            with patch.object(owner, name, side_effect=InterruptedError("a signal")):
+                assert message_of(optimizers[-1].synchronize, InterruptedError) == "a signal"
+
+        train_and_compare(
+            make(),
+            model=net_without_small_tensors().to(DEVICE),
+            before=lambda optimizer, step: optimizers.append(optimizer),  # noqa: B023
+            between=interrupt,
+            steps=STEPS,
+        )
 
 
 def join_early(make: Any) -> None:

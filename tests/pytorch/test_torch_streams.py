@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from horovod_quant.frontends.stats import TrafficCounter  # noqa: E402
 from horovod_quant.schemes.base import Allgather, Decoded, Workers  # noqa: E402
-from horovod_quant.torch import averaging, device, driver  # noqa: E402
+from horovod_quant.torch import averaging, control, device, driver, memory  # noqa: E402
 
 
 class Stream:
@@ -100,13 +100,17 @@ def test_kernels_run_after_what_the_caller_has_launched(current: SimpleNamespace
     assert streams.own.runs_after(launched)
 
 
-def test_few_streams_are_remembered(current: SimpleNamespace) -> None:
-    streams = device._Streams(torch.device("cuda", 0))
-    kept = [Stream() for _ in range(100)]
-    for stream in kept:
+def test_few_streams_are_remembered_and_kernels_run_after_all(current: SimpleNamespace) -> None:
+    streams, computed = device._Streams(torch.device("cuda", 0)), []
+    for stream in [Stream() for _ in range(100)]:
         current.stream = stream
+        computed.append(stream.launch())
         streams.note_current()
-    assert len(streams.events()) == device._STREAMS_AT_MOST
+    events = streams.events()
+    assert len(events) == device._STREAMS_AT_MOST
+    for event in events:
+        streams.own.wait_event(event)
+    assert all(map(streams.own.runs_after, computed))
 
 
 def test_callers_run_after_the_kernels_and_keep_results(current: SimpleNamespace) -> None:
@@ -123,6 +127,30 @@ def test_the_own_stream_does_not_wait_for_itself(current: SimpleNamespace) -> No
     streams.own.wait_stream = None  # type: ignore[method-assign]
     streams.catch_up()
     assert streams.events() == []
+
+
+def test_numbers_of_a_control_tensor_wait_for_no_other_work(current: SimpleNamespace) -> None:
+    caller, read_on = current.stream, []
+
+    def tolist() -> list[float]:
+        read_on.append(current.stream)
+        return [1.0, 2.0]
+
+    on_gpu: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0), tolist=tolist)
+    assert control.numbers_of(on_gpu) == control.numbers_of(torch.tensor([1.0, 2.0])) == [1.0, 2.0]
+    assert read_on[0] is not caller
+    control._reading_stream.cache_clear()
+
+
+def test_results_that_come_before_they_have_arrived_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hvd = pytest.importorskip("horovod.torch")
+    monkeypatch.setenv(memory.EARLY_ENDS, "1")
+    assert not memory._horovod_has_nccl()
+    monkeypatch.setattr(hvd, "nccl_built", lambda: 1)
+    with pytest.raises(ValueError, match="unset it on all workers"):
+        memory._horovod_has_nccl()
+    monkeypatch.setenv(memory.STAGING, "1")
+    assert memory._horovod_has_nccl()
 
 
 def test_ddps_buckets_are_averaged_after_what_has_computed_them(current: SimpleNamespace) -> None:

@@ -41,6 +41,7 @@ __all__ = [
     "run_call",
     "run_rows",
     "settle",
+    "stream_of",
 ]
 
 INTERPRETED = not isinstance(whole.copy_words, triton.runtime.JITFunction)
@@ -267,7 +268,7 @@ def launch_all(launches: Sequence[Launch]) -> None:
     uploaded = None
     with _on(device):
         if collected:
-            uploaded = staging.upload([each.table() for each in collected], device, _stream(device))
+            uploaded = staging.upload([each.table() for each in collected], device, stream_of(device))
             for number, each in enumerate(collected):
                 each.uploaded = (uploaded, number)
         try:
@@ -319,7 +320,7 @@ class Kernel:
             self._launch(jobs, constants, *jobs.uploaded)
             return
         with _on(jobs.device):
-            uploaded = staging.upload([jobs.table()], jobs.device, _stream(jobs.device))
+            uploaded = staging.upload([jobs.table()], jobs.device, stream_of(jobs.device))
             try:
                 self._launch(jobs, constants, uploaded, 0)
             finally:
@@ -330,7 +331,7 @@ class Kernel:
     ) -> None:
         """Launch on the current device, which has the table."""
         device = jobs.device
-        stream = _stream(device)
+        stream = stream_of(device)
         owners = _owners(jobs.programs(), device, stream)
         if device.type != "cuda":
             table = uploaded.tensor(number)
@@ -363,7 +364,7 @@ def _owners(programs: tuple[int, ...], device: torch.device, stream: int) -> _Ow
     return _Owners(programs, device)
 
 
-def _stream(device: torch.device) -> int:
+def stream_of(device: torch.device) -> int:
     """Return the handle of the current stream."""
     if device.type != "cuda":
         return 0

@@ -19,7 +19,7 @@ from horovod_quant.kernels.segment_offsets import code_offsets, flag_offsets, ke
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels, split_points
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
-from horovod_quant.kernels.triton.launching import batch
+from horovod_quant.kernels.triton.launching import batch, on_device, stream_of
 from horovod_quant.kernels.triton.table import SegmentTable, before, counts_of
 
 
@@ -257,7 +257,9 @@ class TritonSegments(SegmentKernels):
     ) -> Sequence[Any]:
         """Write plus or minus the factor, and NaN to the flagged tiles."""
         table = SegmentTable(outs, "out")
-        words_at, tile_words, tile_bits = _flag_offsets(tuple(at), table.elements, payload.device)
+        words_at, tile_words, tile_bits = _flag_offsets(
+            tuple(at), table.elements, payload.device, stream_of(payload.device)
+        )
         flags = torch.empty(len(tile_words), dtype=torch.bool, device=payload.device)
         with batch():
             each_bits.flags_in(payload, tile_words, tile_bits, flags)
@@ -274,8 +276,8 @@ def _table(segments: Batch) -> SegmentTable:
 
 @lru_cache(maxsize=256)
 def _flag_offsets(
-    at: tuple[int, ...], elements: tuple[int, ...], device: torch.device
+    at: tuple[int, ...], elements: tuple[int, ...], device: torch.device, stream: int
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """Return `flag_offsets` with the tiles' offsets on the device."""
+    """Return `flag_offsets` with the tiles' offsets on the device, for kernels of the current stream."""
     first, words, bits = flag_offsets(at, elements)
-    return first, torch.from_numpy(words).to(device), torch.from_numpy(bits).to(device)
+    return first, on_device(words, device), on_device(bits, device)
