@@ -280,8 +280,7 @@ class Group(Job):
             if self._copying is not None:
                 self._copying = None
             else:
-                with self._memory.working():
-                    answer = collect(self._request, self._synchronized())
+                answer = collect(self._request, self._synchronized())
             with named_range("compute", self.name, self._scheme, self._stage):
                 self._resume(answer)
         return self._is_over()

@@ -287,7 +287,9 @@ def _enqueued(function: Any, tensors_of: Any) -> Any:
     @functools.wraps(function)
     def enqueue(first: Any, *args: Any, **options: Any) -> Any:
         handle = function(first, *args, **options)
-        tensors = [each for each in tensors_of(first) if isinstance(each, torch.Tensor)]
+        tensors = [
+            each for each in tensors_of(first) if isinstance(each, torch.Tensor) and _find(each.data_ptr())
+        ]
         if tensors:
             with _lock:
                 HOROVOD.merge(current())
@@ -302,10 +304,14 @@ def _enqueued(function: Any, tensors_of: Any) -> Any:
 def _synchronized(handle: Any) -> Any:
     output = _synchronize(handle)
     with _lock:
-        if (after := _ended.pop(handle, None)) is not None:
-            for tensor in _tensors(output):
-                if _find(tensor.data_ptr()) is None:
-                    register(tensor, HOROVOD)
+        after = _ended.pop(handle, None)
+        for tensor in _tensors(output):
+            memory = _find(tensor.data_ptr())
+            if after is None and memory is not None:  # of a tensor of the host's
+                _forget(memory)
+            elif after is not None and memory is None:
+                register(tensor, HOROVOD)
+        if after is not None:
             after.synchronize()
     return output
 
