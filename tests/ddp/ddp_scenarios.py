@@ -554,7 +554,7 @@ def an_error_beside_the_backward_pass_ends_everybody() -> None:
 
 
 @scenario
-def an_error_before_the_thread_ends_everybody() -> None:
+def an_error_before_the_thread_ends_all_workers() -> None:
     ddp = DistributedDataParallel(net(), **SMALL_BUCKETS)
     state = hvq.ddp.register(ddp, hvq.QSGD())
     if rank() == size() - 1:

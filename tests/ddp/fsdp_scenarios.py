@@ -284,7 +284,7 @@ def a_method_that_sends_more_than_float32() -> None:
 
 
 @scenario
-def a_parameter_frozen_on_one_worker_ends_everybody() -> None:
+def a_parameter_frozen_on_one_worker_ends_all_workers() -> None:
     meshes = [(whole_mesh(), {"inside": True})]
     if per_node() == 1:  # otherwise the workers of a node wait in PyTorch's reduce-scatter
         meshes.append((node_mesh(), {}))
