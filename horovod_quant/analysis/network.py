@@ -219,7 +219,9 @@ class Network:
 
 
 def latency_seconds(request: Request, network: Network) -> float:
-    """Return a collective's seconds of latency: of ``2 (n-1)`` messages in a ring allreduce, else ``n-1``.
+    """Return the seconds of latency of a collective.
+
+    A ring allreduce has ``2 (n-1)`` messages, other collectives ``n-1``.
 
     A ring's steps inside a host take the local latency under NCCL, where a host's workers are neighbours that do not
     wait for all others; under Gloo and MPI all wait for the slowest. For an allreduce NCCL takes a tree between hosts

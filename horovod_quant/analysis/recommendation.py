@@ -63,7 +63,9 @@ def recommend(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Recommendatio
 
 
 def best_of(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Row:
-    """Return the fastest paying method within ``max_nmse`` to the same loss, or no compression.
+    """Return the method that is fastest to the same loss.
+
+    One within ``max_nmse`` that pays; no compression if there is none.
 
     Within `AS_FAST` it is the one with the smallest nmse.
     """

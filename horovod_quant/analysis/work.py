@@ -150,7 +150,7 @@ def run_alone(
     averages: Sequence[np.ndarray],
     resize: Callable[[np.ndarray, int], np.ndarray],
 ) -> Iterator[Request]:
-    """Run one worker of an exchange of equal gradients, and yield its requests.
+    """Run one worker of equal gradients, and yield its requests.
 
     Args:
         scheme: the resolved scheme.

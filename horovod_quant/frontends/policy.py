@@ -76,7 +76,7 @@ class Policy:
         return None if self.is_off else self.scheme_unless_off(name, elements)
 
     def scheme_unless_off(self, name: str, elements: int) -> Scheme | None:
-        """Return the scheme for a gradient on workers where compression is not switched off."""
+        """Return the scheme for a gradient, ignoring the switch."""
         if (name, elements) not in self._chosen:
             if len(self._chosen) >= _REMEMBERED:  # a script may make up a new name for each call
                 self._chosen.clear()

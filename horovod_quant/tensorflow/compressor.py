@@ -357,9 +357,10 @@ class Compressor(BaseCompressor):
         )
 
     def _after_comparison(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
-        """Return a gradient after the query of workers where compression is not switched off.
+        """Return a gradient after the active-rank query of the others.
 
-        In graphs they would wait for this worker in that query, before Horovod compares any shapes.
+        In graphs, workers where compression is not switched off would wait for this worker in that query, before
+        Horovod compares any shapes.
         """
         elements = _shape(call, tensor).num_elements()
         scheme = self.policy.scheme_unless_off(name, 2**62 if elements is None else elements)

@@ -166,7 +166,9 @@ class Averager:
         self._uncounted.add(name)
 
     def warn_if_it_sends_more(self, compression: Compressor, are_nodes: bool) -> None:
-        """Warn once, on the first worker, of a scheme that sends more than float32.
+        """Warn once of a scheme that sends more than float32.
+
+        Only the first worker does.
 
         Args:
             compression: the compressor.

@@ -183,7 +183,7 @@ class _Unit(NamedTuple):
 
 
 def _require_hook(inside: bool) -> None:
-    """Raise ImportError if this PyTorch is older than the hook that is needed."""
+    """Raise ImportError if this PyTorch lacks the hook."""
     import torch.distributed.fsdp
 
     what, version, setter = (

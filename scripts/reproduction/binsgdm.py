@@ -42,7 +42,7 @@ TOLERANCE = 0.05
 
 
 class Settings(NamedTuple):
-    """Trainings, settings of speeds by rate, and clusters between whose hosts bytes are counted."""
+    """Trainings, speeds by rate, and clusters whose bytes are counted."""
 
     trainings: transformer.Settings
     speeds: tuple[steps.Settings, ...]

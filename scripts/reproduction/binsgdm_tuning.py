@@ -218,7 +218,7 @@ def difference(figures: dict[str, Any], key: str, other: str | None = None) -> s
 
 
 def in_short(figures: dict[str, Any]) -> str:
-    """Compare the default beta, twice the steps, with Adam; empty until all are trained."""
+    """Compare the default beta with Adam; empty until all are trained."""
     if not all(key in figures["trainings"] for key in (OURS_MORE, ADAM_MORE, ADAM)):
         return ""
     return (

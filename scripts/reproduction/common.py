@@ -425,7 +425,7 @@ def plot_loss(
 
 
 def finish(figure: Any, panels: Sequence[Any], path: Path) -> None:
-    """Add grids and one legend below all panels, with the columns that fit; write the file."""
+    """Add grids and one legend below all panels; write the file."""
     labels: dict[str, Any] = {}
     for axes in panels:
         axes.grid(alpha=0.25)

@@ -98,7 +98,10 @@ def _count(whose: str, what: str, holds: list[bool]) -> str:
 
 
 def _about(claim: str, verdicts: list[common.Verdict], holds: bool) -> list[str]:
-    """Return the clauses of verdicts with an outcome, and how many there are if another one has the other outcome."""
+    """Return the clauses of verdicts with an outcome.
+
+    With their number where others of the clause have the other outcome.
+    """
     own = [(clauses.clause_of(claim, verdict.statement), verdict.holds) for verdict in verdicts]
     found = {}
     for clause, _ in (each for each in own if each[1] is holds):

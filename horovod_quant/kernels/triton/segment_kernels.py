@@ -278,6 +278,6 @@ def _table(segments: Batch) -> SegmentTable:
 def _flag_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], device: torch.device, stream: int
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """Return `flag_offsets` with the tiles' offsets on the device, for kernels of the current stream."""
+    """Return `flag_offsets` on the device, for kernels of the current stream."""
     first, words, bits = flag_offsets(at, elements)
     return first, on_device(words, device), on_device(bits, device)
