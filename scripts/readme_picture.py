@@ -18,7 +18,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 CLAIMS = ("transformer", "binsgdm-tuning", "machines", "eden")
 FIGURES, TUNED, SPEEDS, EDENS = (RESULTS / f"{claim}.json" for claim in CLAIMS)
 PICTURE = RESULTS / "overview.png"
-LEFT = f"Training speed, 4 hosts\n{machines.LARGE} parameters, slowest of three machines"
+LEFT = f"Training speed, 4 hosts\n{machines.LARGE} parameters, least of 3 machines"
 RIGHT = f"Final validation loss\n{machines.SMALL} parameters"
 LINKS = {"1gbit": 1.0, "100mbit": 0.45}
 """Opacity of the bars for each rate."""
