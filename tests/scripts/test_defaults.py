@@ -125,7 +125,7 @@ def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
     )
     assert (
         f"slower at 1 Gbit/s (`EDEN(server_bits=3)` {slow[0]}x, fp16 {slow[1]}x) and faster at 100 Mbit/s ({fast[0]}x, "
-        f"{fast[1]}x)."
+        f"{fast[1]}x) than with float32."
     ) in " ".join(readme.split())
 
 
