@@ -45,6 +45,9 @@ EXPORTING = (
 )  # fmt: skip
 """Modules that export what other modules of the package define."""
 
+SHARED = {"horovod_quant.keras": "MetricsCallback"}
+"""What a module exports, and an earlier one has documented."""
+
 MODULES = (
     *EXPORTING,
     "horovod_quant.torch.ddp",
@@ -139,8 +142,10 @@ def entry_of(page: Path) -> str:
 
 
 def section(module: str) -> str:
-    imported = "\n   :imported-members:" if module in EXPORTING else ""
-    return MODULE.format(name=module, options=imported)
+    options = "\n   :imported-members:" if module in EXPORTING else ""
+    if module in SHARED:
+        options += f"\n   :exclude-members: {SHARED[module]}"
+    return MODULE.format(name=module, options=options)
 
 
 def with_site_links(text: str, source: str) -> str:
