@@ -46,7 +46,7 @@ EXPORTING = (
 """Modules that export what other modules of the package define."""
 
 SHARED = {"horovod_quant.keras": "MetricsCallback"}
-"""What a module exports, and an earlier one has documented."""
+"""Exports that an earlier module has documented."""
 
 MODULES = (
     *EXPORTING,

@@ -221,6 +221,9 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 4 python benchmarks/auto.py": RunBy("tests/test_benchmarks.py", '"auto.py"'),
     "python benchmarks/correlated_rounding.py": RunBy("tests/test_benchmarks.py", '"correlated_rounding.py"'),
     "benchmarks/exchange.py --framework tensorflow --groups 4": EXCHANGE,
+    "benchmarks/exchange.py --also-nmse": EXCHANGE,
+    "torchrun --nproc-per-node 4 benchmarks/exchange.py --framework ddp --many-small --rounds 9 --methods none "
+    "global-qsgd-8 qsgd-4 nuqsgd-4 eden-3": EXCHANGE,
     "horovodrun --gloo -np 4 -H host1:1,host2:1,host3:1,host4:1 python benchmarks/exchange.py --methods none "
     "global-qsgd-8 eden-3-server3 --backward 0.3 --group-bytes 8 32 64 128": EXCHANGE,
     "horovodrun --gloo -np 4 -H host1:1,host2:1,host3:1,host4:1 python benchmarks/exchange.py --methods none eden-3 "
