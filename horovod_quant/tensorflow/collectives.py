@@ -24,7 +24,7 @@ class Scope(NamedTuple):
     """Process set and names of a gradient's collectives.
 
     ``gradient`` is the gradient's tensor; ``nodes`` are for hierarchical collectives; ``signature`` and ``labels`` are
-    of the compressor's arguments; for ``is_direct`` see `HorovodCall`.
+    of the compressor's arguments; for ``is_direct`` see `HorovodCall`; with ``is_off`` workers may have joined.
     """
 
     label: str | None
@@ -35,6 +35,7 @@ class Scope(NamedTuple):
     signature: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     is_direct: bool = False
+    is_off: bool = False
 
     def workers(self) -> Workers:
         """Return the current workers."""
@@ -184,8 +185,9 @@ def _perform_query(scope: Scope) -> tf.Tensor:
     agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [SLOTS, SIGNS]), axis=1)
     # As `agreement.different`: if the schemes differ, their arguments are not compared.
     compared = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(SLOTS) < len(COMMON)))
+    expected = total[0] if scope.is_off else count
     checks = [
-        require(tf.equal(total[0], count), [_JOINED], scope.gradient),
+        require(tf.equal(total[0], expected), [_JOINED], scope.gradient),
         require(
             tf.reduce_all(agreed),
             [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)],
@@ -193,7 +195,7 @@ def _perform_query(scope: Scope) -> tf.Tensor:
         ),
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):
-        return total[0] - count
+        return total[0] - expected
 
 
 _JOINED = (

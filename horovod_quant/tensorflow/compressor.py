@@ -366,7 +366,7 @@ class Compressor(BaseCompressor):
         scheme = self.policy.scheme_unless_off(name, 2**62 if elements is None else elements)
         if scheme is None or call.variable is None:
             return tensor
-        scope = self._scope(call, tensor)
+        scope = self._scope(call, tensor)._replace(is_off=True)
         resolved = scheme.for_workers(Workers(0, 1) if is_elastic() else scope.workers())
         flat = after_active_rank_query(resolved.collectives, scope, tf.reshape(tensor, [-1]))
         return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)

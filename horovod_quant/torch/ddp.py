@@ -137,7 +137,8 @@ class State:
     def _job(self, averager: Averager, bucket: Any, buffer: torch.Tensor) -> Callable[[], None]:
         """Return what the thread runs for a bucket."""
         if buffer.is_sparse:
-            averager.leave_uncounted(*map(self._name_of, bucket.parameters()))
+            for parameter in bucket.parameters():
+                averager.leave_uncounted(self._name_of(parameter))
             return lambda: _average_sparse(averager, buffer)
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
