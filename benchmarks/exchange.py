@@ -1,9 +1,9 @@
 """Measure a step's communication like `horovod-quant bench`, in more detail.
 
-Adds CPU times, several group sizes, and PyTorch's compression for comparison.
+Adds CPU times and several group sizes.
 
     horovodrun -np 2 python benchmarks/exchange.py --model resnet50
-    horovodrun -np 4 python benchmarks/exchange.py --methods none fp16 global-qsgd-8 ddp-powersgd-1 --json exchange.json
+    horovodrun -np 4 python benchmarks/exchange.py --methods none fp16 global-qsgd-8 --json exchange.json
     horovodrun -np 2 python benchmarks/exchange.py --methods global-qsgd-4 --group-bytes 1 4 16 64
     horovodrun -np 2 python benchmarks/exchange.py --framework tensorflow
     horovodrun -np 2 python benchmarks/exchange.py --device cuda --model bert-base
@@ -15,9 +15,8 @@ Adds CPU times, several group sizes, and PyTorch's compression for comparison.
 The first row of the table, without any exchange, is the cost of the backward pass itself. The second table has CPU
 times, also as ratios to fp16 within the same round.
 
-Beside the methods of `horovod_quant.frontends.methods` there are, for PyTorch, `ddp` (DistributedDataParallel),
-`ddp-fp16`, `ddp-powersgd-1` and `ddp-powersgd-2` (with its hooks), over `torch.distributed` with Gloo, measured in the
-same rounds; and `ddp-` before a method of this package, as a hook.
+With ``--framework ddp``, under ``torchrun``, the methods are communication hooks, and PyTorch's own are among them:
+fp16, bf16, powersgd-1 and powersgd-2.
 
 With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
 table then shows the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
@@ -45,19 +44,15 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from horovod_quant.analysis.advice import needs_horovod
 from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import DDP, DDPS_OWN, Options, Variant
 from horovod_quant.cli.problem import Problem
 from horovod_quant.frontends.arguments import GROUP_BYTES
-from horovod_quant.frontends.methods import FP16, NONE, compared, families, parse
+from horovod_quant.frontends.methods import FP16, compared, families, parse
 
 NOTHING = "no exchange"
-BASELINES = {"ddp": NONE, **{f"ddp-{name}": name for name in (FP16, "powersgd-1", "powersgd-2")}}
-"""Hooks of `horovod_quant.bench.ddp_trial` that are measured beside Horovod."""
-
 MIB = 2**20
 MANY, SMALL = 1000, 4096
 INTERPRETER = "interpreter"
@@ -84,26 +79,8 @@ class Sampled(Variant):
         return super().compression(hvd, hvq, nmse_every=1, **options)
 
 
-class Hook(Variant):
-    """A method of this package, or PyTorch's, as a communication hook beside Horovod."""
-
-    def refusal(self, size: int) -> str | None:
-        optimizer = self.own_optimizer
-        return super().refusal(size) if optimizer is None else needs_horovod(optimizer)
-
-
 class ExchangeRun(Run):
     program = "benchmarks/exchange.py"
-
-    def make_trial(self, variant: Variant) -> Any:
-        if not isinstance(variant, Hook):
-            return super().make_trial(variant)
-        import exchange_baselines
-
-        exchange_baselines.connect(self.bench)
-        from horovod_quant.bench import ddp_trial
-
-        return ddp_trial.Trial(variant, self.gradients, self.plan.options, BASELINES.get(variant.label))
 
     def results(self) -> list[dict[str, Any]]:
         results = super().results()
@@ -136,8 +113,6 @@ class HooksRun(ExchangeRun):
         self.trials: list[Any] = []
 
     def make_trial(self, variant: Variant) -> Any:
-        if isinstance(variant, Hook):
-            return super().make_trial(variant)
         self.trials.append(self.make_timed_trial(variant))
         return self.trials[-1]
 
@@ -277,8 +252,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
     )
-    parser.add_argument("--methods", nargs="+", default=compared(), metavar="METHOD",
-                        help=f"what to measure: {', '.join([*families(), *BASELINES])}")  # fmt: skip
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=compared(),
+        metavar="METHOD",
+        help=f"what to measure: {', '.join(families())}; with DDP also {', '.join(DDPS_OWN[2:])}",
+    )
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each method")
     parser.add_argument("--group-bytes", nargs="+", type=float, default=[GROUP_BYTES / MIB], metavar="MIB",
                         help="size of this package's groups in MiB; several are compared")  # fmt: skip
@@ -316,26 +296,17 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.device == INTERPRETER:
         os.environ.update(TRITON_INTERPRET="1", HOROVOD_QUANT_KERNELS="triton")
     if arguments.device != "cpu":
-        baselines = [method for method in arguments.methods if is_hook(method)]
         if arguments.framework != "torch":
             parser.error(f"--device {arguments.device}: it is for PyTorch; use --framework torch")
-        if baselines:
-            parser.error(f"--methods {baselines[0]}: it can only be measured with --device cpu")
     if arguments.framework == "tensorflow":
         if arguments.many_small is not None:
             parser.error("--many-small is for PyTorch")
         torch_only = (
             arguments.backward, arguments.also_hierarchical, arguments.also_nmse, not arguments.overlap
         )  # fmt: skip
-        if any(torch_only) or any(map(is_hook, arguments.methods)):
-            parser.error(
-                "--backward, --also-hierarchical, --also-nmse, --no-overlap and DistributedDataParallel are for PyTorch"
-            )
+        if any(torch_only):
+            parser.error("--backward, --also-hierarchical, --also-nmse and --no-overlap are for PyTorch")
     return arguments
-
-
-def is_hook(method: str) -> bool:
-    return method.partition("-")[0] == DDP
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
@@ -343,17 +314,11 @@ def plan(arguments: argparse.Namespace) -> Plan:
     is_ddp = arguments.framework == DDP
     variants = [] if is_ddp else [Variant(NOTHING, None, sizes[0])]
     for name in dict.fromkeys(arguments.methods):
-        if name in BASELINES:
-            variants.append(Hook(name, None, sizes[0]))
-            continue
         if is_ddp and name in DDPS_OWN[2:]:
             variants.append(Variant(name, None, sizes[0]))
             continue
         with Problem.of("--methods"):
-            method = parse(name.removeprefix(f"{DDP}-"))
-        if is_hook(name):
-            variants.append(Hook(name, method, sizes[0], arguments.seed))
-            continue
+            method = parse(name)
         several = len(sizes) > 1 and method.scheme() is not None
         for size in sizes if several else sizes[:1]:
             label = f"{method.name}, {round(size / MIB, 2):g} MiB" if several else method.name

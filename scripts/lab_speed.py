@@ -36,7 +36,7 @@ class Aim(NamedTuple):
         method: its name.
         rate: of the links.
         times: speed-up over none, by controller.
-        rivals: methods that it must be faster than: this package's with the same controller, others' with Gloo.
+        rivals: methods that it must be faster than: this package's with the same controller, DDP's with Gloo.
     """
 
     method: str
@@ -50,13 +50,13 @@ def _alike(times: float) -> dict[str, float]:
 
 
 AIMS = (
-    Aim("global-qsgd-8", FAST, _alike(3.3), ("ddp-powersgd-1",)),
-    Aim("global-qsgd-4", FAST, _alike(5.0), ("ddp-powersgd-1",)),
-    Aim("binsgdm", FAST, _alike(7.0), ("ddp-powersgd-1",)),
+    Aim("global-qsgd-8", FAST, _alike(3.3), ("powersgd-1",)),
+    Aim("global-qsgd-4", FAST, _alike(5.0), ("powersgd-1",)),
+    Aim("binsgdm", FAST, _alike(7.0), ("powersgd-1",)),
     Aim("eden-3", FAST, _alike(3.0), ()),
     Aim("eden-2", FAST, _alike(3.0), ()),
-    Aim("eden-3", SLOW, {"gloo": 5.0, "mpi": 6.0}, ("global-qsgd-4", "ddp-powersgd-2")),
-    Aim("eden-2", SLOW, {"gloo": 7.0, "mpi": 9.0}, ("global-qsgd-4", "ddp-powersgd-2")),
+    Aim("eden-3", SLOW, {"gloo": 5.0, "mpi": 6.0}, ("global-qsgd-4", "powersgd-2")),
+    Aim("eden-2", SLOW, {"gloo": 7.0, "mpi": 9.0}, ("global-qsgd-4", "powersgd-2")),
 )
 
 
@@ -85,7 +85,7 @@ class Results:
 
     Attributes:
         runs: by controller and rate.
-        ddp: by rate, of PyTorch's DistributedDataParallel.
+        ddp: by rate, of PyTorch's DistributedDataParallel, measured without Horovod.
         backward, backward_ddp: of Horovod and DDP beside a backward pass.
     """
 
@@ -116,22 +116,25 @@ def table(results: Results, rate: str, also: str | None = None) -> str:
         if also is not None:
             cells += [milliseconds(results.runs[controller, also], method) for controller in CONTROLLERS]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    for method in results.ddp[rate].methods:
-        if method != NONE:
-            run = results.ddp[rate]
-            cells = [milliseconds(run, method), f"{run.times(method):.2f}", *[""] * (columns - 2)]
-            lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    ddp, baseline = results.ddp[rate], results.runs["gloo", rate].seconds(NONE)
+    for method in ddp.methods:
+        cells = [milliseconds(ddp, method), f"{baseline / ddp.seconds(method):.2f}", *[""] * (columns - 2)]
+        lines.append(f"| {ddp_name(method)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def both_table(results: Results) -> str:
     """Return a table of methods under Horovod and DDP."""
     lines = ["| method | Horovod, ms | DDP, ms |", "| --- | ---: | ---: |"]
-    for hook in results.backward_ddp.methods:
-        method = hook[len("ddp-") :] or NONE
+    for method in results.backward_ddp.methods:
         horovods = milliseconds(results.backward, method) if method in results.backward.walls else ""
-        lines.append(f"| {method} | {horovods} | {milliseconds(results.backward_ddp, hook)} |")
+        lines.append(f"| {method} | {horovods} | {milliseconds(results.backward_ddp, method)} |")
     return "\n".join(lines)
+
+
+def ddp_name(method: str) -> str:
+    """Return a DDP method's name in tables of Horovod's."""
+    return "ddp" if method == NONE else f"ddp-{method}"
 
 
 def milliseconds(run: Run, method: str) -> str:
@@ -148,13 +151,15 @@ def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
             for rival in aim.rivals:
                 seconds = (run if rival in run.walls else results.ddp[aim.rate]).seconds(rival)
                 ahead = seconds / run.seconds(aim.method)
-                yield ahead > 1, f"{which}: speed-up {ahead:.2f} over {rival}"
+                named = rival if rival in run.walls else ddp_name(rival)
+                yield ahead > 1, f"{which}: speed-up {ahead:.2f} over {named}"
     for method in results.backward.methods:
         if method not in (NONE, "fp16"):
-            seconds = results.backward_ddp.seconds(f"ddp-{method}")
-            for rival, run in ((method, results.backward), ("ddp-powersgd-1", results.backward_ddp)):
+            seconds = results.backward_ddp.seconds(method)
+            for rival, run in ((method, results.backward), ("powersgd-1", results.backward_ddp)):
                 ahead = run.seconds(rival) / seconds
-                yield ahead >= AS_FAST, f"{method} under DDP: speed-up {ahead:.2f} over {rival}"
+                other = f"{rival} under Horovod" if rival == method else ddp_name(rival)
+                yield ahead >= AS_FAST, f"{method} under DDP: speed-up {ahead:.2f} over {other}"
     for controller, name in CONTROLLERS.items():
         run = results.runs[controller, UNLIMITED]
         for method in run.methods:

@@ -85,7 +85,7 @@ HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, _HOOKS))
 
 
 class Trial:
-    """Model in DDP with one method's hook, by default the variant's label.
+    """Model in DDP with one method's hook.
 
     Buckets have DDP's default sizes.
 
@@ -93,15 +93,12 @@ class Trial:
     an order that differs between the workers, so that Gloo mixes them up and the process aborts.
     """
 
-    def __init__(
-        self, variant: Variant, gradients: Gradients, options: Options, hook_name: str | None = None
-    ) -> None:
+    def __init__(self, variant: Variant, gradients: Gradients, options: Options) -> None:
         self.variant = variant
         self._gradients = gradients
         self._model = Model(gradients.shapes, options.backward, gradients.device)
         self._parameters = list(self._model.parameters())
-        self._hook_name = hook_name or variant.label
-        hook = None if variant.ours else HOOKS[self._hook_name]
+        hook = None if variant.ours else HOOKS[variant.label]
         self._powersgd: Any = None
         buckets = {}
         if isinstance(hook, int):
@@ -149,5 +146,5 @@ class Trial:
             return self._state.stats().total.bytes_sent
         powersgd = self._powersgd
         sent = self._elements_sent if powersgd is None else powersgd.total_numel_after_compression
-        width = 2 if self._hook_name in (FP16, "bf16") else 4
+        width = 2 if self.variant.label in (FP16, "bf16") else 4
         return ring_allreduce_bytes(width * sent, dist.get_world_size())

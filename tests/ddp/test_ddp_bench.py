@@ -73,6 +73,30 @@ def test_what_crosses_the_interface_is_what_is_counted(tmp_path: Path) -> None:
     assert results["eden-3"]["interface_bytes_sent"] < 0.11 * results["none"]["interface_bytes_sent"]
 
 
+@pytest.mark.parallel
+@pytest.mark.extended
+def test_the_benchmark_of_exchanges_has_hooks_beside_a_backward_pass(tmp_path: Path) -> None:
+    file = tmp_path / "exchange.json"
+    exchange = [
+        ROOT / "benchmarks" / "exchange.py",
+        "--framework",
+        "ddp",
+        "--model",
+        "tiny",
+        "--backward",
+        0.2,
+    ]
+    own = ["none", "fp16", "powersgd-2"]
+    done = torchrun(2, [*exchange, "--rounds", 2, "--json", file, "--methods", *own, "eden-3", "binsgdm"])
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "binsgdm is left out: it belongs to the optimizer" in done.stdout
+    results = {result["method"]: result for result in json.loads(file.read_text())["results"]}
+    assert list(results) == [*own, "eden-3"]
+    assert all(0.2 <= min(result["wall_seconds"]) for result in results.values())
+    sent = {method: result["bytes_sent"] for method, result in results.items()}
+    assert sent["none"] == 2 * sent["fp16"] > 4 * sent["eden-3"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

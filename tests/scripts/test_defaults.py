@@ -86,13 +86,24 @@ def test_the_readme_shows_these_figures(begin: str, key: str, measured: str, ste
     assert cells[2:] == [transformer.difference(losses, key), *gains]  # after the traffic, see test_work.py
 
 
+def test_the_readme_shows_fp16() -> None:
+    trainings = figures_of("seconds")["rates"]
+    losses = [
+        f"{100 * (trainings[rate]['fp16']['validation_loss'] / trainings[rate]['none']['validation_loss'] - 1):+.2f}%"
+        for rate in ("1gbit", "100mbit")
+    ]
+    gains = [f"{machines.least(FIGURES, machines.LARGE, rate, 'fp16'):.2f}" for rate in ("1gbit", "100mbit")]
+    shown = f"| fp16, Horovod's own | 2.0, 2.0, 2.0 | {', '.join(losses)} (one training each) | {' | '.join(gains)} |"
+    assert shown in (ROOT / "README.md").read_text().splitlines()
+
+
 def test_the_readme_compares_binsgdm_with_adam_in_the_same_number_of_steps() -> None:
     (found,) = (
         each
         for each in binsgdm_tuning.verdicts(figures_of("binsgdm-tuning"))
         if "After 2,000 steps" in each.statement
     )
-    assert f"`BinSGDM()` ends at {found.evidence} (2,000 steps)" in " ".join(
+    assert f"with 2,000 steps for both, it ends at {found.evidence}." in " ".join(
         (ROOT / "README.md").read_text().split()
     )
 
@@ -124,8 +135,8 @@ def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
         for rate in rates
     )
     assert (
-        f"slower at 1 Gbit/s (`EDEN(server_bits=3)` {slow[0]}x, fp16 {slow[1]}x) and faster at 100 Mbit/s ({fast[0]}x, "
-        f"{fast[1]}x) than with float32."
+        f"slower than with float32 at 1 Gbit/s (`EDEN(server_bits=3)` {slow[0]}x, fp16 {slow[1]}x) and faster at "
+        f"100 Mbit/s ({fast[0]}x, {fast[1]}x)."
     ) in " ".join(readme.split())
 
 
