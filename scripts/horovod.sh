@@ -10,7 +10,7 @@ HOME_FOLDER=${HOME:-$(unset HOME; echo ~)}
 CACHE=${HOROVOD_QUANT_CACHE:-${XDG_CACHE_HOME:-$HOME_FOLDER/.cache}/horovod-quant}
 CACHE_REMEDY="what is kept there will be installed: remove it, or set HOROVOD_QUANT_CACHE=/a/folder/of/yours"
 
-for_gpu() { [ "$KIND" = nccl ] || [ "$KIND" = host ]; }
+for_gpu() { [[ $KIND == @(nccl|host|check) ]]; }
 
 horovod_wheel() {
     local tag=cp${PYTHON_VERSION/./}

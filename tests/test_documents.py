@@ -170,14 +170,11 @@ COMMANDS: dict[str, Entry] = {
     "echo localhost:3 > hosts": RunBy("tests/parallel/launching.py", '"hosts"'),
     "scripts/gpu-check --wheels FOLDER --out FOLDER": GPU,
     "TRITON_CACHE_DIR=FOLDER python scripts/compile_kernels.py": GPU,
-    "python -m venv gpu-environment": SETS_UP,
-    ". gpu-environment/bin/activate": SETS_UP,
-    "pip install torch==2.11.0 triton==3.6.0 numpy==2.5.2 pytest pytest-xdist hypothesis rich tqdm "
-    'psutil cloudpickle pyyaml cffi "setuptools<81" wheel "cmake<4"': SETS_UP,
-    "PYTHON=python scripts/gpu-wheels wheels": BUILD_FOR_A_GPU,
-    "PYTHON=python scripts/gpu-check --rehearse --wheels wheels": (
+    "scripts/setup --gpu=check": SETS_UP,
+    "PYTHON=.venv-gpu-check/bin/python scripts/gpu-check --rehearse --wheels .venv-gpu-check/wheels": (
         RunBy("tests/scripts/test_gpu_check.py", '"--rehearse"')
     ),
+    "PYTHON=/path/to/bin/python scripts/gpu-wheels FOLDER": BUILD_FOR_A_GPU,
     "scripts/gpu-check --rehearse": RunBy("tests/scripts/test_gpu_check.py", '"--rehearse"'),
     "scripts/setup --gpu": SETS_UP,
     "scripts/setup --gpu=host": SETS_UP,

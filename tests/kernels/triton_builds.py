@@ -1,17 +1,20 @@
-"""Compiles the Triton kernels for a GPU, which need not be there, and tells what instructions they became.
+"""Compiles the Triton kernels for a GPU, which need not be there, and tells what they became.
 
 Run as a program, because in a process whose Triton interprets kernels it compiles none:
 
-    python triton_builds.py COMPUTE_CAPABILITY    # prints JSON: a kernel's name and constants, and its instructions
+    python triton_builds.py COMPUTE_CAPABILITY    # prints JSON: by a kernel's name and constants its `Built`
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,12 +30,27 @@ ELEMENTS = 1000
 DIVISIBLE = [["tt.divisibility", 16]]  # what Triton finds out about the addresses of the table and the owners
 
 
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class Built(NamedTuple):
+    """Attributes:
+    instructions: names of the PTX's.
+    registers: of a thread.
+    spilled: bytes of a thread's registers that went to memory, and of arrays there.
+    """
+
+    instructions: list[str]
+    registers: int
+    spilled: int
+
+
 class Compiler:
     """Stands for `launching.Kernel.__call__`: compiles what would be launched."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
-        self.found: dict[str, list[str]] = {}
+        self.found: dict[str, Built] = {}
 
     def __call__(self, kernel: Any, constants: Mapping[str, Any]) -> None:
         function = kernel.function
@@ -44,8 +62,21 @@ class Compiler:
         values = {(names.index(name),): value for name, value in constants.items()}
         source = ASTSource(function, signature, values, {(0,): DIVISIBLE, (1,): DIVISIBLE})
         compiled = triton.compile(source, target=self._target, options=kernel.options)
-        assert compiled.asm["cubin"]
-        self.found[label] = re.findall(r"^\s+(?:@\S+ )?([a-z][\w.:]+)", compiled.asm["ptx"], re.MULTILINE)
+        instructions = re.findall(r"^\s+(?:@\S+ )?([a-z][\w.:]+)", compiled.asm["ptx"], re.MULTILINE)
+        self.found[label] = Built(instructions, *resources(compiled.asm["cubin"]))
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of it that are in memory."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    (found,) = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", told)
+    registers, stack, local = map(int, found)
+    return registers, stack + local
 
 
 def call_everything() -> None:

@@ -85,7 +85,8 @@ def test_an_unknown_option_is_refused(options: list[str]) -> None:
     done = run([str(SETUP), *options])
     assert done.returncode == 2
     assert (
-        f"setup: {' '.join(options)}: no such option; use none, --gpu, --gpu=host, --latest or" in done.stdout
+        f"setup: {' '.join(options)}: no such option; use none, --gpu, --gpu=host, --gpu=check, --latest or"
+        in done.stdout
     )
 
 
@@ -94,6 +95,7 @@ def test_an_unknown_option_is_refused(options: list[str]) -> None:
     [
         ("nccl", ["--gpu=host"], "was made with --gpu and not with --gpu=host; remove it, or set VENV="),
         ("cpu", ["--gpu"], "was made for the CPU and not with --gpu; remove it"),
+        ("check", ["--gpu=host"], "was made with --gpu=check and not with --gpu=host; remove it"),
     ],
 )
 def test_an_environment_is_for_one_kind(tmp_path: Path, kind: str, options: list[str], message: str) -> None:
@@ -114,7 +116,7 @@ def test_an_environment_for_a_gpu_stays_one(tmp_path: Path) -> None:
 # ---- CUDA -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", ["--gpu", "--gpu=host"])
+@pytest.mark.parametrize("option", ["--gpu", "--gpu=host", "--gpu=check"])
 def test_a_cuda_home_without_nvcc(tmp_path: Path, option: str) -> None:
     told = setup(tmp_path, option, CUDA_HOME=tmp_path)
     assert f"CUDA_HOME={tmp_path} has no bin/nvcc; set it to the folder of a whole CUDA toolkit" in told
@@ -256,8 +258,10 @@ def test_tensorflow_is_left_without_cuda(tmp_path: Path) -> None:
     assert all(name in in_torch for name in ("HAVE_NCCL=1", "HOROVOD_GPU_ALLREDUCE=78", "libnccl", "TRUE"))
 
 
-def test_nothing_is_pinned_twice() -> None:
-    files = [ROOT / "scripts" / name for name in ("constraints.txt", "constraints-gpu.txt")]
-    lines = [line for file in files for line in file.read_text().splitlines()]
+@pytest.mark.parametrize(
+    "files", [("constraints.txt", "constraints-gpu.txt"), ("constraints-gpu-check.txt",)]
+)
+def test_nothing_is_pinned_twice(files: tuple[str, ...]) -> None:
+    lines = [line for file in files for line in (ROOT / "scripts" / file).read_text().splitlines()]
     names = [line.partition("==")[0].lower() for line in lines if "==" in line]
     assert len(names) == len(set(names))
