@@ -26,7 +26,7 @@ from horovod_quant.kernels.keys import Key, RngKey
 from horovod_quant.kernels.triton import arguments, arrays, launching, rotated
 
 KEY = Key(1, 2)
-ELEMENTS = 1000
+ELEMENTS, BUCKET = 1000, 256
 DIVISIBLE = [["tt.divisibility", 16]]  # what Triton finds out about the addresses of the table and the owners
 
 
@@ -82,16 +82,16 @@ def resources(cubin: bytes) -> tuple[int, int]:
 def call_everything() -> None:
     """Calls each function; what reads and writes elements, for each type of them."""
     x, out = torch.ones(ELEMENTS), torch.zeros(ELEMENTS)
-    norms = kernels.bucket_maxima(x, 64)
-    kernels.bucket_square_sums(x, 64)
-    kernels.bucket_sums(x, 64)
-    kernels.bucket_magnitude_sums(x, 64)
-    words = kernels.encode_uniform_sum(x, norms, 64, 7, 4, KEY)
-    kernels.decode_uniform_sum(words, norms, 64, 7, 4, 1.0, out)
-    words = kernels.encode_uniform_codes(x, norms, 64, 3, KEY)
-    kernels.decode_uniform_codes([words, words], [norms, norms], 64, 3, 1.0, out)
-    words = kernels.encode_exponential(x, norms, 64, 4, KEY)
-    kernels.decode_exponential([words], [norms], 64, 4, 1.0, out)
+    norms = kernels.bucket_maxima(x, BUCKET)
+    kernels.bucket_square_sums(x, BUCKET)
+    kernels.bucket_sums(x, BUCKET)
+    kernels.bucket_magnitude_sums(x, BUCKET)
+    words = kernels.encode_uniform_sum(x, norms, BUCKET, 7, 4, KEY)
+    kernels.decode_uniform_sum(words, norms, BUCKET, 7, 4, 1.0, out)
+    words = kernels.encode_uniform_codes(x, norms, BUCKET, 3, KEY)
+    kernels.decode_uniform_codes([words, words], [norms, norms], BUCKET, 3, 1.0, out)
+    words = kernels.encode_exponential(x, norms, BUCKET, 4, KEY)
+    kernels.decode_exponential([words], [norms], BUCKET, 4, 1.0, out)
     key = kernels.key_of_word(RngKey(0, "w"), "worker", kernels.step_word(0))
     for trellis in (False, True):
         words, scales = kernels.encode_rotated(x, 3, key, trellis=trellis)

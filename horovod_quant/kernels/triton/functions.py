@@ -52,7 +52,7 @@ _LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too 
 _CHUNK = 1024  # elements of a bucket at a time, and ...
 _ELEMENTS_TO_COMPARE = 4096  # ... of all buckets of a program
 _TILES = 2  # tiles of single bits
-_REGISTERS = 80  # registers of an encoder's thread: enough for its elements, and for six concurrent programs
+_REGISTERS = 128  # registers of an encoder's thread: none is spilled, and four programs run concurrently
 
 _bucket_maxima = Kernel(norms.bucket_maxima)
 _bucket_square_sums = Kernel(norms.bucket_square_sums)
