@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -55,6 +56,19 @@ def compile_library(target: Path, source: Path, compiler: str, *flags: str) -> P
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return target
+
+
+def sanitized(folder: Path, source: Path = SOURCE, *flags: str) -> dict[str, str]:
+    """The environment of a process whose library checks each access."""
+    library = compile_library(folder / "sanitized.so", source, "g++", *flags, *SANITIZERS)
+    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
+    return {
+        **os.environ,
+        "HOROVOD_QUANT_LIBRARY": str(library),
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
 
 
 def load_installed() -> None:

@@ -5,7 +5,6 @@ writes nothing outside of its buffers. A million inputs with --all, under Addres
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers import part
-from native_builds import SANITIZERS, SOURCE, compile_library
+from native_builds import SOURCE, sanitized
 
 DRIVER = Path(__file__).with_name("corrupt_payloads_driver.py")
 INPUTS = 10**6
@@ -28,15 +27,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs the driver on native.cpp with sanitizers."""
     source = Path(__file__).with_name("corrupt_payloads.cpp")
-    target = tmp_path_factory.mktemp("native") / "sanitized.so"
-    library = compile_library(target, source, "g++", f"-I{SOURCE.parent}", *SANITIZERS)
-    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
-    environment = {
-        **os.environ,
-        "HOROVOD_QUANT_LIBRARY": str(library),
-        "LD_PRELOAD": runtime,
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }
+    environment = sanitized(tmp_path_factory.mktemp("native"), source, f"-I{SOURCE.parent}")
 
     def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, DRIVER, *map(str, arguments)]
