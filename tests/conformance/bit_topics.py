@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from conformance.cases import (
-    FAR,
-    KEY,
-    LONG,
-    NOT_FINITE,
-    SPECIAL,
-    Draw,
-    Out,
-    Script,
-    topic,
-)
+from conformance.cases import FAR, KEY, LONG, NOT_FINITE, SPECIAL, Draw, Out, Script, topic
 from helpers import buckets_of_all_sizes
 
 from horovod_quant.kernels import reference
@@ -35,18 +25,8 @@ def rotated(draw: Draw) -> Script:
     outs = Out(len(words), np.int32), Out(len(scales), np.float32)
     yield "encode_rotated", x, bits, draw.key(), start, *outs, trellis
     units = np.resize(np.concatenate([norms, [-2.5, 1e38, np.inf]]), len(scales)).astype(np.float32)
-    yield "decode_rotated", words, scales, bits, KEY, draw.factor(), draw.out(len(x)), start, trellis
-    yield (
-        "decode_rotated",
-        draw.words(len(words)),
-        units,
-        bits,
-        KEY,
-        draw.factor(),
-        draw.out(len(x)),
-        start,
-        trellis,
-    )
+    for sent in ((words, scales), (draw.words(len(words)), units)):
+        yield "decode_rotated", *sent, bits, KEY, draw.factor(), draw.out(len(x)), start, trellis
     workers = draw.pick(2, 3, 4)
     everybody = [words, *(draw.words(len(words)) for _ in range(1, workers))]
     all_scales = [np.roll(units, worker) for worker in range(workers)]
@@ -64,6 +44,19 @@ def rotated_numbers_of_all_sizes(draw: Draw) -> Script:
     yield "decode_rotated", words, scales, bits, KEY, 0.5, Out(len(x), np.float32), 0, trellis
 
 
+@topic(56, quick=(3,))
+def rotated_around_what_counts_as_zero(draw: Draw) -> Script:
+    """A bucket's range may stay as it is unless something in it is too large or tiny."""
+    largest = draw.turn(2.0**-64, 2.0**-20, 1.0, 2.0**59, 2.0**60 * (1 - 2.0**-24), 2.0**60, 2.0**127)
+    bits, trellis = 1 + draw.number // 7 % 4, draw.number // 28 == 1
+    x = np.clip(draw.rng.standard_normal(TILE) / 5, -1, 1).astype(np.float32) * np.float32(largest)
+    x[0], x[1::7] = largest, 0.0
+    for tiny in np.float32([largest * 2.0**-60, 2.0**-63, 1.75 * largest * 2.0**-61, 2.0**-126, 1e-45]):
+        for smallest in (tiny, -np.nextafter(tiny, np.float32(0))):
+            x[5] = smallest
+            yield "encode_rotated", x, bits, KEY, 0, None, None, trellis
+
+
 @topic(12, quick=(1, 3, 5, 6, 8, 10))
 def rotated_short_buckets(draw: Draw) -> Script:
     """Each power of two that a last bucket is filled up to, alone and behind another bucket."""
@@ -71,6 +64,13 @@ def rotated_short_buckets(draw: Draw) -> Script:
     x = draw.rng.standard_normal(count + TILE * (draw.number % 4 // 2)).astype(np.float32)
     words, scales = yield "encode_rotated", x, bits, KEY, 0, None, None, trellis
     yield "decode_rotated", words, scales, bits, KEY, 1.0, draw.out(len(x)), 0, trellis
+
+
+@topic(2, quick=(1,))
+def rotated_with_keys_of_words(draw: Draw) -> Script:
+    x = draw.rng.standard_normal(100).astype(np.float32)
+    for step, worker in ((0, 0), (7, 3), (2**31 - 1, 1), (2**32 - 1, 0), (2**32 + 7, 2)):
+        yield "composed.decode_rotated_of_step", x, step, worker, Out(100, np.float32)
 
 
 @topic(40, backends=("native",))

@@ -5,18 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from conformance.cases import (
-    BFLOAT16,
-    DTYPES,
-    KEY,
-    NOT_FINITE,
-    SPECIAL,
-    Draw,
-    Out,
-    Script,
-    as_type,
-    topic,
-)
+from conformance.cases import BFLOAT16, DTYPES, KEY, NOT_FINITE, SPECIAL, Draw, Out, Script, as_type, topic
 from helpers import on_the_edge
 
 from horovod_quant.kernels import reference
@@ -57,14 +46,8 @@ def statistics(draw: Draw) -> Script:
     finite = np.where(np.isfinite(reference.as_float32(x)), x, np.zeros(1, x.dtype)).astype(x.dtype)
     scale = 10.0 ** draw.turn(-40, -22, -3, 0, 1, 35)
     ordinary = ((draw.rng.standard_normal(3000 + draw.number) + draw.number % 3) * scale).astype(np.float32)
-    for values in (
-        x,
-        finite,
-        ordinary,
-        np.zeros(0, np.float32),
-        np.full(5, -0.0, np.float32),
-        np.array([1e300, 1]),
-    ):
+    zeros = np.full(5, -0.0, np.float32)
+    for values in (x, finite, ordinary, zeros[:0], zeros, np.array([1e300, 1])):
         for kernel in STATISTICS:
             yield kernel, values
 
@@ -114,14 +97,25 @@ def order_of_sums(draw: Draw) -> Script:
         yield kernel, (draw.rng.standard_normal(32) * 2.0 ** np.arange(-16, 16)).astype(np.float32), 32
 
 
-@topic(4, quick=(1, 3))
-def clipping(draw: Draw) -> Script:
-    for nonfinite in (False, True):
-        x = draw.rng.standard_normal(draw.turn(0, 1, 1024, 3100)).astype(np.float32)
-        if nonfinite:
-            x[: len(x) // 2 : 7] = np.nan
+def clipped(draw: Draw, dtype: type) -> Script:
+    count = draw.turn(0, 33, 1024, 1025, 5000)
+    x = draw.rng.standard_normal(count).astype(np.float32)
+    broken = x.copy()
+    broken[: count // 2 : 7] = np.nan
+    for values in (x, broken):
         for most in (1e-30, 0.01, 1.0, 1e6):
-            yield "clip", x, most
+            yield "clip", as_type(values, dtype), most
+
+
+@topic(5, quick=(1, 3))
+def clipping(draw: Draw) -> Script:
+    yield from clipped(draw, np.float32)
+
+
+@topic(15, backends=("native",))
+def clipping_of_other_types(draw: Draw) -> Script:
+    """The other backends return float32 also of what they leave as it is."""
+    yield from clipped(draw, draw.turn(np.float16, np.float64, BFLOAT16))
 
 
 @topic(4, quick=(0, 1, 2, 3))
@@ -176,16 +170,8 @@ def uniform_sums(draw: Draw) -> Script:
         words = yield "encode_uniform_sum", x, norms, bucket_size, levels, width, key, start
         yield "encode_uniform_sum", x, norms, bucket_size, 1, width, key, start, Out(len(words), np.int32)
         for packed in (words, draw.words(len(words))):
-            yield (
-                "decode_uniform_sum",
-                packed,
-                norms,
-                bucket_size,
-                levels,
-                width,
-                draw.factor(),
-                draw.out(len(x)),
-            )
+            how = (bucket_size, levels, width, draw.factor())
+            yield "decode_uniform_sum", packed, norms, *how, draw.out(len(x))
 
 
 def codes_of(draw: Draw, levels: str, bits: int) -> Script:
@@ -296,15 +282,8 @@ def decoders_of_negative_zeros(draw: Draw) -> Script:
     negative_zeros = sum(1 << (shift + bits - 1) for shift in range(0, 32, bits))
     words = np.full(code_words(TILE, bits), negative_zeros, np.uint32).view(np.int32)
     for workers, factor in [(1, 1.0), (1, -1.0), (2, -1.0)]:
-        yield (
-            kernel,
-            [words] * workers,
-            [np.ones(1, np.float32)] * workers,
-            TILE,
-            bits,
-            factor,
-            Out(TILE, np.float32),
-        )
+        norms = [np.ones(1, np.float32)] * workers
+        yield kernel, [words] * workers, norms, TILE, bits, factor, Out(TILE, np.float32)
 
 
 @topic(4, quick=(0, 1, 2, 3))
@@ -316,6 +295,12 @@ def types_to_decode_to(draw: Draw) -> Script:
     for factor in (1.0, 2.0**-20, 2.0**120):
         yield "decode_uniform_codes", words, norms, 32, 8, factor, Out(4096, dtype)
         yield "decode_exponential", words, norms, 32, 8, factor, Out(4096, dtype)
+
+
+@topic(1)
+def longer_words_and_norms_than_needed_are_cut(draw: Draw) -> Script:
+    words, norms = [draw.words(512)], [np.ones(9, np.float32)]
+    yield "decode_uniform_codes", words, norms, 32, 4, 1.0, Out(100, np.float32)
 
 
 @topic(1)

@@ -58,20 +58,12 @@ def segments_of_codes(draw: Draw) -> Script:
     lengths = [buckets(count, bucket_size) + code_words(count, bits) for count in batch.elements]
     at = split_points(lengths)
     for rank in RANKS:
-        payload = yield (
-            "segments.encode_codes",
-            levels,
-            norm,
-            bucket_size,
-            bits,
-            batch,
-            Rounder("worker", rank, size),
-            at,
-        )
+        rounder = Rounder("worker", rank, size)
+        payload = yield "segments.encode_codes", levels, norm, bucket_size, bits, batch, rounder, at
         payloads.append(payload)
     for sent in (payloads, payloads[:1]):
-        yield ("segments.decode_codes", levels, bucket_size, bits, sent, at, draw.factor(),
-               outs_of(draw, batch.elements))  # fmt: skip
+        outs = outs_of(draw, batch.elements)
+        yield "segments.decode_codes", levels, bucket_size, bits, sent, at, draw.factor(), outs
 
 
 @topic(10, (0, 1), BACKENDS)
@@ -87,8 +79,8 @@ def segments_of_sums(draw: Draw) -> Script:
     everything = list(range(len(batch.elements)))
     for some in (everything, everything[3:0:-2], everything[:1]):
         outs = outs_of(draw, [batch.elements[i] for i in some])
-        yield ("segments.decode_sums", bucket_size, levels, width, words, word_at, norms, norm_at, some,
-               draw.factor(), outs)  # fmt: skip
+        sums = (words, word_at, norms, norm_at)
+        yield "segments.decode_sums", bucket_size, levels, width, *sums, some, draw.factor(), outs
 
 
 @topic(8, (1, 5), BACKENDS)
@@ -101,10 +93,10 @@ def segments_of_rotated_codes(draw: Draw) -> Script:
     for rank in RANKS[:2]:
         payload = yield "segments.encode_rotated", bits, trellis, batch, Rounder("worker", rank), at
         payloads.append(payload)
-    yield "segments.encode_rotated_again", bits, trellis, batch, Rounder("server"), at, payloads[1]
+    yield "composed.encode_rotated_again", bits, trellis, batch, Rounder("server"), at, payloads[1]
     for sent in (payloads, payloads[:1]):
-        yield ("segments.decode_rotated", bits, trellis, batch, "worker", sent, at, draw.factor(),
-               outs_of(draw, batch.elements))  # fmt: skip
+        outs = outs_of(draw, batch.elements)
+        yield "segments.decode_rotated", bits, trellis, batch, "worker", sent, at, draw.factor(), outs
 
 
 @topic(6, (0, 1), BACKENDS)
@@ -125,9 +117,5 @@ def segments_as_other_types(draw: Draw) -> Script:
     for dtype in ("float32", "float16"):
         yield "segments.convert", batch, dtype
     arrays = [x for x in batch.values if x.dtype == np.float32]
-    yield (
-        "segments.scale",
-        arrays,
-        draw.factor(),
-        [Out(len(x), draw.pick(np.float32, BFLOAT16)) for x in arrays],
-    )
+    outs = [Out(len(x), draw.pick(np.float32, BFLOAT16)) for x in arrays]
+    yield "segments.scale", arrays, draw.factor(), outs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
@@ -71,21 +71,31 @@ def cases(name: str, number: int) -> list[Case]:
 
 
 def function_of(backend: Any, kernel: str) -> Callable:
-    """A backend's function; after ``segments.`` that of its kernels for many segments."""
-    if not kernel.startswith("segments."):
-        return getattr(backend, kernel)
-    segments, name = segment_kernels(backend), kernel.split(".")[1]
-    if name == "encode_rotated_again":
-        return lambda *arguments: encode_rotated_again(segments, *arguments)
-    return getattr(segments, name)
+    """A backend's function; after ``segments.`` that of its kernels for many segments, after ``composed.`` ours."""
+    kind, _, name = kernel.rpartition(".")
+    if kind == "composed":
+        return partial(COMPOSED[name], backend)
+    return getattr(segment_kernels(backend) if kind else backend, name)
 
 
 def encode_rotated_again(
-    segments: Any, bits: int, trellis: bool, batch: Batch, rounder: Any, at: Sequence[int], payload: Any
+    backend: Any, bits: int, trellis: bool, batch: Batch, rounder: Any, at: Sequence[int], payload: Any
 ) -> Any:
     """As the reducer of a shard does: with the steps that a payload has."""
+    segments = segment_kernels(backend)
     words = segments.step_words(payload, at, batch.elements)
     return segments.encode_rotated(bits, trellis, batch, rounder, at, words)
+
+
+def decode_rotated_of_step(backend: Any, x: Any, step: int, worker: int, out: Any) -> list[Any]:
+    """With the key of a step that only the kernels read."""
+    chain = getattr(backend, "RngKey", RngKey)(2**64 - 1, "w")
+    key = backend.key_of_word(chain, "worker", backend.step_word(step), worker)
+    encoded = backend.encode_rotated(x, 2, key)
+    return [*encoded, backend.decode_rotated(*encoded, 2, key, 1.0, out)]
+
+
+COMPOSED = {function.__name__: function for function in (encode_rotated_again, decode_rotated_of_step)}
 
 
 def mapped(
