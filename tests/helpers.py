@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,21 +221,24 @@ def lockstep(
     states: Sequence[Sequence[BinaryState]] | None = None,
     custom_reduction: bool = False,
     local_size: int = 1,
-    steps: Sequence[int] | None = None,
+    steps: Sequence[Any] | None = None,
     kernels: Any = reference,
+    answer: Callable[[list[Any]], list[Any]] | None = None,
 ) -> list[Decoded]:
     """What each worker's exchange of arrays of any dtype leaves, not yet decoded.
 
     Args:
         steps: the number of the exchange by each worker's own count.
         kernels: the backend.
+        answer: of the workers' requests; by default as the simulator does.
     """
     size = len(groups)
-    exchanges = []
+    answer = answer or partial(simulator._answers, local_size=local_size, merges=None)
+    chain, exchanges = getattr(kernels, "RngKey", RngKey), []
     for rank, own in enumerate(groups):
         state = states[rank] if states else used_states(own)
         step = steps[rank] if steps else 0
-        members = [Gradient(a, RngKey(0, str(i)), step, state[i]) for i, a in enumerate(own)]
+        members = [Gradient(a, chain(0, str(i)), step, state[i]) for i, a in enumerate(own)]
         workers = Workers(rank, size, custom_reduction, local_size)
         exchanges.append(scheme.begin(members, workers, kernels))
     answers: list[Any] = [None] * size
@@ -243,7 +247,7 @@ def lockstep(
         if finished:
             assert not requests
             return finished
-        answers = simulator._answers(requests, local_size, None)
+        answers = answer(requests)
 
 
 class OverAllreduce(Scheme):

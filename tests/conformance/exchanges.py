@@ -10,21 +10,18 @@ from typing import Any
 import numpy as np
 from conformance.cases import BFLOAT16, as_type
 from conformance.suite import assert_all_same_bits
-from helpers import SCHEMES, sent_by, used_states
+from helpers import SCHEMES, lockstep, owned_states
 from literature import LITERATURE, load
 
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import Hierarchical
-from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers
+from horovod_quant.schemes.base import BinaryState, Scheme, Workers
 from horovod_quant.transports import simulator
 
 MEAN_SIGNS = load(Path(__file__).parents[1] / "newcomer" / "mean_signs.py").MeanSigns(96)
-FLAT = {
-    name: scheme for name, scheme in {**SCHEMES, **LITERATURE}.items() if scheme.host_requirement() is None
-}
+FLAT: dict[str, Scheme] = {**SCHEMES, **LITERATURE, "mean-signs": MEAN_SIGNS}
 EXCHANGES: dict[str, tuple[Scheme, int, int]] = {
-    **{name: (scheme, 3, 1) for name, scheme in {**FLAT, "mean-signs": MEAN_SIGNS}.items()},
+    **{name: (scheme, 3, 1) for name, scheme in FLAT.items()},
     **{
         f"hierarchical-{name}": (Hierarchical(FLAT[name]), 4, 2)
         for name in (
@@ -37,6 +34,17 @@ EXCHANGES: dict[str, tuple[Scheme, int, int]] = {
     "one-node": (Hierarchical(FLAT["binsgdm"]), 2, 2),
 }  # fmt: skip
 """Scheme, workers, workers of a node."""
+
+ON_DEVICES = [name for name, (scheme, _, _) in EXCHANGES.items() if scheme.host_requirement() is None]
+"""Those without Elias coding, which takes numpy's arrays."""
+
+
+def setting_of(name: str) -> tuple[Scheme, int, list[list[np.ndarray]], list[list[BinaryState]]]:
+    """The scheme, the workers of a node, and each worker's gradients and states."""
+    scheme, size, local_size = EXCHANGES[name]
+    workers = [Workers(rank, size, local_size=local_size) for rank in range(size)]
+    scheme, groups = scheme.for_workers(workers[0]), gradients_of(size)
+    return scheme, local_size, groups, [owned_states(scheme, *each) for each in zip(groups, workers)]
 
 
 def gradients_of(size: int) -> list[list[np.ndarray]]:
@@ -61,49 +69,33 @@ def assert_exchanges_conform(kernels: Any, name: str, place: Callable[[Any], Any
         place: makes the backend's arrays of numpy's.
         back: makes numpy's of the backend's.
     """
-    scheme, size, local_size = EXCHANGES[name]
-    groups = gradients_of(size)
-    expected = exchanged(scheme, groups, reference, np.copy, np.copy, local_size)
-    assert_all_same_bits(expected, exchanged(scheme, groups, kernels, place, back, local_size), name)
+    expected = exchanged(name, reference, np.copy, np.copy)
+    assert_all_same_bits(expected, exchanged(name, kernels, place, back), name)
 
 
 def exchanged(
-    scheme: Scheme,
-    groups: Sequence[Sequence[np.ndarray]],
-    kernels: Any,
-    place: Callable,
-    back: Callable,
-    local_size: int,
+    name: str, kernels: Any, place: Callable, back: Callable, decoding: int | None = None
 ) -> list[np.ndarray]:
-    """What the workers send, decode and keep."""
-    workers = [Workers(rank, len(groups), local_size=local_size) for rank in range(len(groups))]
-    scheme = scheme.for_workers(workers[0])
-    states, exchanges, found = [], [], []
-    for rank, one in enumerate(groups):
-        members = []
-        for i, (array, state) in enumerate(zip(one, used_states(one))):
-            low, high = scheme.owned(str(i), len(array), workers[rank])
-            state = BinaryState(place(state.momentum[low:high]), place(state.scale[low:high]), state.beta)
-            states += state[:2]
-            members.append(Gradient(place(array), RngKey(0, str(i)), 3 + rank, state))
-        exchanges.append(scheme.begin(members, workers[rank], kernels))
-    answers: list[Any] = [None] * len(groups)
-    while True:
-        requests, finished = sent_by(exchanges, answers)
-        if finished:
-            break
+    """What the workers send, the first ``decoding`` of them decode, and all keep."""
+    scheme, local_size, groups, states = setting_of(name)
+    states = [[BinaryState(*map(place, state[:2]), state.beta) for state in own] for own in states]
+    found = []
+
+    def answer(requests: Sequence[Any]) -> list[Any]:
         sent = [back(request.array) for request in requests]
-        found += sent
+        found.extend(sent)
         requests = [request._replace(array=array) for request, array in zip(requests, sent)]
         with np.errstate(over="ignore"):
             answers = simulator._answers(requests, local_size, None)
-        answers = [
-            [place(part) for part in answer] if isinstance(answer, list) else place(answer)
-            for answer in answers
-        ]
-    for one, decoded in zip(groups, finished):
-        targets = [place(np.zeros_like(array)) for array in one]
+        return [list(map(place, one)) if isinstance(one, list) else place(one) for one in answers]
+
+    given, steps = [list(map(place, own)) for own in groups], range(3, 3 + len(groups))
+    finished = lockstep(
+        scheme, given, states, local_size=local_size, steps=steps, kernels=kernels, answer=answer
+    )
+    for own, decoded in zip(groups[:decoding], finished):
+        targets = [place(np.zeros_like(array)) for array in own]
         with kernels.batch() if hasattr(kernels, "batch") else contextlib.nullcontext():
             decoded.decode(range(len(targets)), 1 / len(groups), targets)
-        found += [back(target) for target in targets]
-    return found + [back(state) for state in states]
+        found += map(back, targets)
+    return found + [back(array) for own in states for state in own for array in state[:2]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,17 +102,26 @@ REFUSED = [
     Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 1), "bits=1", NATIVE),
     Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 17), "bits=17", NATIVE),
     Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 2, None), "None", NATIVE),
+    Refused("elias_decode_codes", (None, 3, 2), "payload has type NoneType", NATIVE),
+    Refused("elias_decode_codes", ([1, 2], 3, 2), "payload has type list", NATIVE),
+    Refused("elias_decode_codes", (np.zeros(1), 3, 2), "payload has type float64", NATIVE),
+    Refused("elias_decode_codes", (np.zeros((1, 1), np.uint8), 3, 2), "payload has shape", NATIVE),
+    Refused("elias_decode_codes", (np.zeros(0, np.uint8), 3, 2), "payload is empty", NATIVE),
     Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 2, "gamma", WORDS[:31]), r"int32\[32\]", NATIVE),
 ]  # fmt: skip
 """None of the arrays is written to, because each call is refused."""
 
 
 def assert_refused(
-    backend: Any, name: str, of_array: Callable[[np.ndarray], Any], of_out: Callable[[Out], Any]
+    backend: Any,
+    cases: Sequence[Refused],
+    name: str,
+    of_array: Callable[[np.ndarray], Any],
+    of_out: Callable[[Out], Any],
 ) -> None:
     """Each call for the backend raises TypeError or ValueError with its message."""
     found = []
-    for case in REFUSED:
+    for case in cases:
         if name not in case.backends:
             continue
         arguments = mapped(case.arguments, of_array, of_out)

@@ -40,8 +40,8 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels.triton.table import SegmentTable
 
 from conformance.cases import BFLOAT16, KEY  # noqa: E402
-from conformance.exchanges import EXCHANGES, assert_exchanges_conform  # noqa: E402
-from conformance.refusals import assert_refused  # noqa: E402
+from conformance.exchanges import ON_DEVICES, assert_exchanges_conform  # noqa: E402
+from conformance.refusals import REFUSED, assert_refused  # noqa: E402
 from conformance.suite import (  # noqa: E402
     Case,
     arrays_of,
@@ -154,26 +154,9 @@ FEW_EXCHANGES = [
 ]
 
 
-@pytest.mark.parametrize("name", by_default(FEW_EXCHANGES, EXCHANGES))
+@pytest.mark.parametrize("name", by_default(FEW_EXCHANGES, ON_DEVICES))
 def test_whole_exchanges(name: str) -> None:
     assert_exchanges_conform(kernels, name, to_tensor, to_array)
-
-
-def test_keys_of_words_are_those_of_their_steps() -> None:
-    """The step is read by the kernels alone, and where a batch has yet to write it."""
-    chain, x = RngKey(2**64 - 1, "w"), np.random.default_rng(0).standard_normal(100).astype(np.float32)
-    for step, worker in ((0, 0), (7, 3), (2**31 - 1, 1), (2**32 - 1, 0), (2**32 + 7, 2)):
-        local_key = chain.key("worker", step % 2**32, worker)
-        expected = reference.encode_rotated(x, 2, local_key)
-        out = torch.zeros(100, device=DEVICE)
-        with kernels.batch():
-            key = kernels.key_of_word(chain, "worker", kernels.step_word(step), worker)
-            encoded = kernels.encode_rotated(to_tensor(x), 2, key)
-            kernels.decode_rotated(*encoded, 2, key, 1.0, out)
-        for one, other in zip(expected, encoded):
-            assert_same_bits(one, to_array(other), f"step {step}")
-        decoded = reference.decode_rotated(*expected, 2, local_key, 1.0, np.zeros_like(x))
-        assert_same_bits(decoded, to_array(out), f"step {step}")
 
 
 # ---- many tensors, one launch
@@ -273,7 +256,7 @@ def test_rows_that_depend_on_each_other() -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    assert_refused(kernels, "triton", to_tensor, lambda out: to_tensor(make_out(out)))
+    assert_refused(kernels, REFUSED, "triton", to_tensor, lambda out: to_tensor(make_out(out)))
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:

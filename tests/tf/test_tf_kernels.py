@@ -12,11 +12,12 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from conformance.cases import BFLOAT16, KEY, Draw, Out  # noqa: E402
-from conformance.exchanges import EXCHANGES  # noqa: E402
-from conformance.refusals import assert_refused  # noqa: E402
+from conformance.exchanges import ON_DEVICES, exchanged, setting_of  # noqa: E402
+from conformance.refusals import REFUSED, assert_refused  # noqa: E402
 from conformance.suite import (  # noqa: E402
     Case,
     arrays_of,
+    assert_all_same_bits,
     assert_conforms,
     assert_same_bits,
     compared_kernels,
@@ -24,13 +25,13 @@ from conformance.suite import (  # noqa: E402
     mapped,
     numbers,
 )
-from helpers import by_default, extended, gaussian, lockstep, owned_states  # noqa: E402
+from helpers import by_default, extended, gaussian, lockstep  # noqa: E402
 
 from horovod_quant.kernels import keys, reference, trellis  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, code_words  # noqa: E402
 from horovod_quant.kernels.rotation import LEVELS  # noqa: E402
-from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers  # noqa: E402
+from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState  # noqa: E402
 from horovod_quant.tensorflow import kernels  # noqa: E402
 from horovod_quant.tensorflow.segments import FlatVariable  # noqa: E402
 from horovod_quant.tensorflow.trellis import trellis_codes  # noqa: E402
@@ -139,7 +140,7 @@ def test_every_kernel_is_compared() -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    assert_refused(kernels, "tensorflow", to_tensor, spec_of)
+    assert_refused(kernels, REFUSED, "tensorflow", to_tensor, spec_of)
 
 
 # ---- what graphs alone have
@@ -290,7 +291,10 @@ def test_factors_magnitudes_and_keys_as_tensors(way: Callable) -> None:
             assert_same_bits(one, other.numpy(), f"factor {factor}")
 
 
-def perform(requests: Sequence[Any], local_size: int) -> list[Any]:
+# ---- whole exchanges
+
+
+def answers_of(requests: Sequence[Any], local_size: int) -> list[Any]:
     answers: list[Any] = [None] * len(requests)
     for ranks in simulator._members(requests[0].group, len(requests), local_size):
         for rank, answer in zip(ranks, performed([requests[rank] for rank in ranks])):
@@ -327,54 +331,35 @@ TRACED = (
     ("way", "name"),
     [
         (way, name) if way == ("function" if name in TRACED else "eager") else extended(way, name)
-        for name in EXCHANGES
+        for name in ON_DEVICES
         for way in WAYS
     ],
     indirect=["way"],
 )
-def test_schemes(way: Callable, name: str) -> None:
-    """Whole exchanges of workers whose counts differ, with a scheme's own numpy arrays among the tensors."""
-    (scheme, size, local_size), lengths = EXCHANGES[name], (0, 33, 1025)
-    workers = [Workers(rank, size, local_size=local_size) for rank in range(size)]
-    scheme = scheme.for_workers(workers[0])
-    groups = [[gaussian(10 * rank + count, count) for count in lengths] for rank in range(size)]
-    groups[1][-1][1024] = np.inf
-    states = [owned_states(scheme, own, worker) for own, worker in zip(groups, workers)]
-    variables = [
-        [
-            BinaryState(
-                FlatVariable(tf.Variable(state.momentum)), FlatVariable(tf.Variable(state.scale)), state.beta
-            )
-            for state in own
-        ]
-        for own in states
-    ]
+def test_whole_exchanges(way: Callable, name: str) -> None:
+    """With a scheme's own numpy arrays among the tensors."""
+    scheme, local_size, groups, states = setting_of(name)
+    states = [[BinaryState(*map(variable_of, state[:2]), state.beta) for state in own] for own in states]
 
-    def exchange(groups, step):
-        exchanges = []
-        for rank, own in enumerate(groups):
-            members = [
-                Gradient(values, kernels.RngKey(0, str(i)), step + rank, variables[rank][i])
-                for i, values in enumerate(own)
-            ]
-            exchanges.append(scheme.begin(members, workers[rank], kernels))
-        answers: list[Any] = [None] * size
-        while True:
-            try:
-                requests = [one.send(answer) for one, answer in zip(exchanges, answers)]
-            except StopIteration as stop:
-                decoded = stop.value
-                targets = [kernels.empty(count) for count in lengths]
-                return [decoded.write(i, 0.5, out) for i, out in enumerate(targets)]
-            answers = perform(requests, local_size)
+    def exchange(groups: Any, step: Any) -> list[Any]:
+        found: list[Any] = []
 
-    with np.errstate(all="ignore"):
-        steps = list(range(5, 5 + size))
-        expected = lockstep(scheme, groups, states, local_size=local_size, steps=steps)[0]
-    actual = way(exchange)(to_tensor(groups), tf.constant(5, tf.int64))
-    for i, count in enumerate(lengths):
-        out = np.zeros(count, np.float32)
-        expected.write(i, 0.5, out)
-        assert_same_bits(out, actual[i].numpy(), f"gradient {i} of {name}")
-        for own, other in zip(states, variables):
-            assert_same_bits(own[i].momentum, other[i].momentum.values().numpy(), "momentum")
+        def answer(requests: Sequence[Any]) -> list[Any]:
+            found.extend(request.array for request in requests)
+            return answers_of(requests, local_size)
+
+        steps = [step + rank for rank in range(len(groups))]
+        decoded, *_ = lockstep(
+            scheme, groups, states, local_size=local_size, steps=steps, kernels=kernels, answer=answer
+        )
+        outs = [tf.TensorSpec(x.shape, x.dtype) for x in groups[0]]
+        return found + [decoded.write(i, 1 / len(groups), out) for i, out in enumerate(outs)]
+
+    found = list(way(exchange)(to_tensor(groups), tf.constant(3, tf.int64)))
+    found += [array.values() for own in states for state in own for array in state[:2]]
+    expected = exchanged(name, reference, np.copy, np.copy, decoding=1)
+    assert_all_same_bits(expected, [to_numpy(one) for one in found], name)
+
+
+def variable_of(array: np.ndarray) -> FlatVariable:
+    return FlatVariable(tf.Variable(array))
