@@ -224,7 +224,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 4 -H host1:1,host2:1,host3:1,host4:1 python benchmarks/exchange.py --methods none "
     "global-qsgd-8 eden-3-server3 --backward 0.3 --group-bytes 8 32 64 128": EXCHANGE,
     "horovodrun --gloo -np 4 -H host1:1,host2:1,host3:1,host4:1 python benchmarks/exchange.py --methods none eden-3 "
-    "eden-3-server3 eden-3-server3-trellis": EXCHANGE,
+    "eden-3-server3 eden-3-server3-trellis --rounds 9": EXCHANGE,
     "horovodrun --gloo -np 4 -H host1:1,host2:1,host3:1,host4:1 python benchmarks/alltoalls.py --rate 100mbit "
     "--rounds 5": RunBy("tests/test_benchmarks.py", "alltoalls.py"),
     "srun --mpi=pmix python train.py": "needs Slurm with PMIx; the page says that it was not tried",

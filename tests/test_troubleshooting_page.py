@@ -46,7 +46,6 @@ COMPOSED = {
     "disagreement(question.arguments, unequal)": "here, but not on all other workers",
     "_foreign('parameter groups', lacking, [name for name in group if name != 'params'])": "it is another optimizer's",
     '_foreign("parameters\' states", lacking, list(saved))': "it is another optimizer's",
-    "message.format(seconds=f'{seconds:.0f}')": "because other workers have not done the same",
     "_missing(missing[0], f'{_DYNAMIC} is not set')": "hierarchical: Horovod has no process set for ranks",
     "_missing(ranks, error)": "hierarchical: Horovod has no process set for ranks",
     "_problems[-1]": "cannot be used",

@@ -359,11 +359,11 @@ class Group(Job):
                 with named_range("decode", self.name, self._scheme):
                     self._decode(range(len(self._members)), factor)
 
-    def stalled(self) -> str | None:
+    def stalled(self, seconds: float) -> str | None:
         if not self._prospects.awaited:
             return None
         more = f" and {len(self.names) - 1} more gradients" if len(self.names) > 1 else ""
-        return _STALLED.replace("{names}", f"the reduction of {self.names[0]}{more}")
+        return _STALLED.format(names=f"the reduction of {self.names[0]}{more}", seconds=f"{seconds:.0f}")
 
     def stages_to_close(self) -> Sequence[tuple[str, Collective, Any]]:
         """Return the next collectives, with names and process sets.

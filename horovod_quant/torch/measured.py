@@ -98,7 +98,9 @@ class ErrorSampler:
     def _sum(self, step: _Step, call: Any) -> None:
         import horovod.torch as hvd
 
-        local = torch.cat([torch.ones(1), *(step.local[name].cpu() for name in sorted(step.local))])
+        local = torch.cat(
+            [torch.ones(1, device="cpu"), *(step.local[name].cpu() for name in sorted(step.local))]
+        )
         step.handle = hvd.allreduce_async(
             local, op=hvd.Sum, name=f"horovod_quant.nmse.{min(call.names)}", process_set=call.process_set
         )

@@ -117,5 +117,5 @@ class _First(Job):
         self._numbers.met.add(self._process_set)
         return True
 
-    def stalled(self) -> str | None:
-        return _STALLED.replace("{name}", self.name)
+    def stalled(self, seconds: float) -> str | None:
+        return _STALLED.format(name=self.name, seconds=f"{seconds:.0f}")

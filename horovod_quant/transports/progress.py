@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from horovod_quant.kernels import notices
+
 LONG = 10.0
 """Seconds without progress after which the thread logs the stalled job."""
 
@@ -27,8 +29,6 @@ _PAUSE_WITHOUT_URGENT_JOBS = 2e-2  # no thread waits; one that begins to wait en
 
 _EXIT_PATIENCE = 5.0
 """Seconds that the program waits for the thread at exit."""
-
-_log = logging.getLogger("horovod_quant")
 
 
 class Job:
@@ -74,7 +74,7 @@ class Job:
         """
         raise NotImplementedError
 
-    def stalled(self) -> str | None:
+    def stalled(self, seconds: float) -> str | None:
         """Return the message to log after a long time without progress.
 
         Returns None if no caller waits.
@@ -260,9 +260,9 @@ def _log_stall(jobs: Iterable[Job], seconds: float) -> bool:
     Return False if there is none.
     """
     for job in jobs:
-        message = job.stalled()
+        message = job.stalled(seconds)
         if message is not None:
-            _log.warning("horovod_quant: %s", message.format(seconds=f"{seconds:.0f}"))
+            notices.log(logging.WARNING, "horovod_quant: %s", message)
             return True
     return False
 

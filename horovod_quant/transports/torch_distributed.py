@@ -230,13 +230,21 @@ def connect(
             all. Members may pass different ranks, but the members named in one list must pass the same list.
 
     Raises:
-        ValueError: the number of workers is not a multiple of a node's workers.
+        ValueError: the number of workers is not a multiple of a node's workers, or arguments differ between workers.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     # Rank 0 chooses the name: a counter would differ if some ranks have connected more often.
     everyone: list[Any] = [None] * size
-    dist.all_gather_object(everyone, (uuid.uuid4().hex, _host()), group=group)
+    # With other nodes or another backend a worker would make other connections, for which the rest would wait.
+    own = {"hierarchical": repr(hierarchical), "backend": repr(backend)}
+    dist.all_gather_object(everyone, (uuid.uuid4().hex, _host(), own), group=group)
     order = list(range(size)) if ranks is None else list(ranks)
+    for name, value in own.items():
+        if any(everyone[i][2][name] != value for i in order):
+            raise ValueError(
+                f"{name}={value} here, but not on all other workers; use the same arguments and environment "
+                f"variables on all workers"
+            )
     store = dist.PrefixStore(
         f"horovod_quant/{everyone[0][0]}/{order[0]}", dist.distributed_c10d._get_default_store()
     )

@@ -595,6 +595,11 @@ def arguments_that_differ_between_workers() -> None:
         ValueError, "here, but not on all other workers",
         lambda: hvq.ddp.register(DistributedDataParallel(net()), hvq.QSGD(bits=bits)),
     )  # fmt: skip
+    nodes = size() if rank() == 0 else False
+    everybody_raises(
+        ValueError, f"hierarchical={nodes} here, but not on all other workers",
+        lambda: hvq.ddp.register(DistributedDataParallel(net()), hvq.QSGD(hierarchical=nodes)),
+    )  # fmt: skip
     model = net()
     given = [(f"{name}{'' if rank() else '?'}", each) for name, each in model.named_parameters()]
     everybody_raises(

@@ -589,13 +589,14 @@ def it_says_what_it_waits_for(make: Any) -> None:
         def note(record: logging.LogRecord) -> None:
             heard.append(record.getMessage())
             (folder / str(hvd.rank())).touch()
+            raise RuntimeError("as a script's handler may")
 
         handler = logging.Handler()
         handler.emit = note
         log.addHandler(handler)
         try:
             model = net()
-            optimizer = _distributed(make(), model)
+            optimizer = _distributed(make(), model, "{layer}.")
             for step in range(2):
                 optimizer.zero_grad()
                 limit = time.monotonic() + 60.0
@@ -611,6 +612,6 @@ def it_says_what_it_waits_for(make: Any) -> None:
             PROGRESS.long = usual
         hvd.barrier()
     if hvd.rank() == 0:
-        assert any("weight" in message and "step()" in message for message in heard), heard
+        assert any("{layer}." in message and "step()" in message for message in heard), heard
         # Not only of this optimizer's step(): what another worker does before its own may wait for ever.
         assert all("any other Horovod operation, named or not" in message for message in heard), heard
