@@ -31,6 +31,9 @@ FIGURES = readme_picture.together(*map(figures_of, ("transformer", "binsgdm-tuni
 EDENS = figures_of("eden")
 """Trainings of the same model, with float32's of their own."""
 
+MORE = figures_of("more-workers")["clusters"]["16"]
+"""The same with 16 workers."""
+
 
 WORKERS = 4
 """Of all these trainings."""
@@ -65,18 +68,18 @@ def test_a_constructor_without_arguments_ends_within_a_hundredth_of_float32(kind
 
 
 @pytest.mark.parametrize(
-    ("begin", "key", "measured", "steps"),
+    ("begin", "key", "measured", "steps", "more"),
     [
-        ("`GlobalQSGD()`", "global-qsgd-8", "global-qsgd-8", 1),
-        ("`QSGD()`", "qsgdinf-4/256", "qsgd-4", 1),
-        ("`NUQSGD()`", "nuqsgd-4", "nuqsgd-4", 1),
-        ("`EDEN()`", "eden-3/4", "eden-3", 1),
-        ("`EDEN(server_bits=3)`", "eden-3", "eden-3-server3", 1),
-        ("`BinSGDM()`", "tuned, more steps", "binsgdm", transformer.FACTOR),
-        ("the same, in the number of steps of float32", "tuned", "binsgdm", 1),
+        ("`GlobalQSGD()`", "global-qsgd-8", "global-qsgd-8", 1, "global-qsgd-8"),
+        ("`QSGD()`", "qsgdinf-4/256", "qsgd-4", 1, "qsgd-4-alltoall"),
+        ("`NUQSGD()`", "nuqsgd-4", "nuqsgd-4", 1, ""),
+        ("`EDEN()`", "eden-3/4", "eden-3", 1, "eden-3"),
+        ("`EDEN(server_bits=3)`", "eden-3", "eden-3-server3", 1, ""),
+        ("`BinSGDM()`", "tuned", "binsgdm", 1, ""),
+        ("the same with twice the steps", "tuned, more steps", "binsgdm", transformer.FACTOR, ""),
     ],
 )
-def test_the_readme_shows_these_figures(begin: str, key: str, measured: str, steps: int) -> None:
+def test_the_readme_shows_these_figures(begin: str, key: str, measured: str, steps: int, more: str) -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {begin}") and "%" in line)
     cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -86,6 +89,7 @@ def test_the_readme_shows_these_figures(begin: str, key: str, measured: str, ste
     loss, _, _ = cells[2].partition(" (")
     assert [loss, *cells[3:]] == [
         transformer.difference(losses, key),
+        transformer.difference(MORE, more) if more else "",
         *gains,
     ]  # after the traffic, see test_work.py
 
@@ -97,7 +101,7 @@ def test_the_readme_shows_fp16() -> None:
         for rate in ("1gbit", "100mbit")
     ]
     gains = [f"{machines.least(FIGURES, machines.LARGE, rate, 'fp16'):.2f}" for rate in ("1gbit", "100mbit")]
-    shown = f"| fp16, Horovod's own | 2.0, 2.0, 2.0 | two single trainings: {', '.join(losses)} | {' | '.join(gains)} |"
+    shown = f"| fp16, Horovod's own | 2.0, 2.0, 2.0 | two single trainings: {', '.join(losses)} | | {' | '.join(gains)} |"
     assert shown in (ROOT / "README.md").read_text().splitlines()
 
 
@@ -114,7 +118,9 @@ def test_the_readme_shows_the_rivals_losses() -> None:
     figures = figures_of("rivals")
     adam, powersgd = (transformer.difference(figures, key) for key in ("onebit-adam", "powersgd-2"))
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"1-bit Adam ends at {adam}, PowerSGD of rank 2 at {powersgd}." in readme
+    assert f"1-bit Adam ends at {adam}, PowerSGD of rank 2 at {powersgd} (4 workers)." in readme
+    rotated = transformer.difference(MORE, "global-qsgd-8-rotate")
+    assert f"write `GlobalQSGD(rotate=True)` for `GlobalQSGD()`: with 16 it ends at {rotated}." in readme
 
 
 def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
