@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from horovod_quant.frontends.policy import Policy
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import Scheme
 
 NAMES = ["conv.weight", "conv.bias", "head.weight"]
 
@@ -41,6 +42,33 @@ def test_excluding_outweighs_overriding() -> None:
 
 
 @pytest.mark.parametrize(
+    ("scheme", "changed", "expected"),
+    [
+        (GlobalQSGD(rotate=True), {"rotate": False}, GlobalQSGD()),
+        (GlobalQSGD(), {"rotate": True}, GlobalQSGD(rotate=True)),
+        (GlobalQSGD(), {"rotate": True, "bucket_size": 16384}, GlobalQSGD(rotate=True)),
+        (GlobalQSGD(bucket_size=512), {"bits": 4}, GlobalQSGD(4, bucket_size=512)),
+        (GlobalQSGD(rotate=True), {"bits": 4}, GlobalQSGD(4, rotate=True)),
+        (EDEN(), {"nmse": 0.02}, EDEN(nmse=0.02)),
+        (EDEN(4, server_bits=4), {"nmse": 0.1}, EDEN(nmse=0.1)),
+        (EDEN(nmse=0.1), {"nmse": 0.2}, EDEN(nmse=0.2)),
+        (EDEN(nmse=0.1), {"bits": 4}, EDEN(4)),
+        (EDEN(nmse=0.1, trellis=True), {"nmse": None}, EDEN(trellis=True)),
+        (EDEN(2, server_bits=4), {"bits": 1}, EDEN(1, server_bits=4)),
+    ],
+)
+def test_defaults_follow_from_the_overriding_arguments(
+    scheme: Scheme, changed: dict, expected: Scheme
+) -> None:
+    policy = Policy(scheme, overrides={"head.*": changed})
+    assert [policy.scheme_for(name, 5000) for name in NAMES] == [scheme, scheme, expected]
+    again = Policy(scheme, overrides=policy.given_overrides())
+    assert again.scheme_for("head.weight", 5000) == expected
+    nested = Policy(Hierarchical(scheme), overrides={"head.*": changed})
+    assert nested.scheme_for("head.weight", 5000) == Hierarchical(expected)
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: Policy(QSGD(), min_elements=-1), "min_elements=-1: use an integer from 0"),
@@ -66,6 +94,14 @@ def test_excluding_outweighs_overriding() -> None:
         (
             lambda: Policy(GlobalQSGD(), overrides={"w": {"bucket_size": 100}}),
             r"overrides\['w'\]: bucket_size=100: use a multiple of 32",
+        ),
+        (
+            lambda: Policy(GlobalQSGD(bucket_size=512), overrides={"w": {"rotate": True}}),
+            r"overrides\['w'\]: bucket_size=512: rotate=True works only with bucket_size=16384",
+        ),
+        (
+            lambda: Policy(EDEN(), overrides={"w": {"bits": 2, "nmse": 0.1}}),
+            r"overrides\['w'\]: nmse=0.1 chooses the bits; leave out either bits=2 or nmse",
         ),
     ],
 )

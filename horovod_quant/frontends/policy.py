@@ -142,6 +142,6 @@ def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
                 f"overrides[{pattern!r}]: {type(scheme).__name__} has no argument {argument!r}; use {usable}"
             )
     try:
-        return dataclasses.replace(scheme, **arguments)  # type: ignore[type-var]
+        return scheme.replaced(**arguments)
     except ValueError as error:
         raise ValueError(f"overrides[{pattern!r}]: {error}") from None

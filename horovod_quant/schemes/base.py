@@ -193,6 +193,13 @@ class Scheme:
             raise TypeError(f"{name}.received_lengths: define {name}.decode_received as well")
         return self.reduction(workers).decode_received(received, tensors, workers, kernels)
 
+    def replaced(self, **arguments: Any) -> Scheme:
+        """Return the scheme with other arguments, as ``overrides`` give them.
+
+        To be overridden where the default of an argument depends on another one.
+        """
+        return dataclasses.replace(self, **arguments)  # type: ignore[type-var]
+
     def for_workers(self, workers: Workers) -> Scheme:
         """Return the scheme for these workers, the same on all of them.
 

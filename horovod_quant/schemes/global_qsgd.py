@@ -25,6 +25,7 @@ from horovod_quant.schemes.base import (
     Exchange,
     Gradient,
     Rounding,
+    Scheme,
     WithRounding,
     Workers,
     require_bool,
@@ -86,13 +87,17 @@ class GlobalQSGD(WithRounding):
         if self.rotate:
             self._check_rotated()
         if self.bucket_size is None:
-            object.__setattr__(self, "bucket_size", SHARED if self.rotate else TILE)
+            object.__setattr__(self, "bucket_size", self._usual_bucket)
         use_int(self, "bits", 2, 16 if self.levels == "uniform" else 8)
         use_bucket_size(self)
         if self.levels == "exponential" and TILE % self._bucket and self._bucket % TILE:
             raise ValueError(
                 f"bucket_size={self.bucket_size!r}: with levels='exponential' use a divisor or a multiple of {TILE}"
             )
+
+    @property
+    def _usual_bucket(self) -> int:
+        return SHARED if self.rotate else TILE
 
     @property
     def _bucket(self) -> int:
@@ -106,6 +111,11 @@ class GlobalQSGD(WithRounding):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r}: rotate=True works only with {name}={usual!r}; leave {name} out"
                 )
+
+    def replaced(self, **arguments: Any) -> Scheme:
+        if self.bucket_size == self._usual_bucket:
+            arguments = {"bucket_size": None, **arguments}
+        return super().replaced(**arguments)
 
     def reduction(self, workers: Workers) -> Reduction:
         if self.rotate:
