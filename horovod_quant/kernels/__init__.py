@@ -15,7 +15,16 @@ BACKENDS = {"numpy": reference, "native": native}
 OWN_OF_FRAMEWORKS = ("tensorflow", "triton")
 """Backends for a framework's tensors, which only its compressors select; numpy arrays do not need them."""
 
+VARIABLE = "HOROVOD_QUANT_KERNELS"
+"""Environment variable that overrides ``kernels="auto"``."""
+
 _warned = False
+
+
+def requested(name: str) -> tuple[str, str]:
+    """Return the name of the requested backend, and the request for messages."""
+    value = os.environ.get(VARIABLE)
+    return (value, f"{VARIABLE}={value}") if name == "auto" and value else (name, f"kernels={name!r}")
 
 
 def get(name: str = "auto") -> ModuleType:
@@ -27,15 +36,14 @@ def get(name: str = "auto") -> ModuleType:
         ValueError: ``name`` is not a backend.
         ImportError: ``"native"`` was requested by name and cannot be loaded.
     """
-    if name == "auto":
-        name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
-        if name in ("auto", *OWN_OF_FRAMEWORKS):
-            return fastest()
-    if not isinstance(name, str) or name not in BACKENDS:
-        raise ValueError(f"kernels={name!r}: no such backend; use 'auto' or one of {sorted(BACKENDS)}")
-    if name == "native":
+    wanted, request = requested(name)
+    if name == "auto" and wanted in ("auto", *OWN_OF_FRAMEWORKS):
+        return fastest()
+    if not isinstance(wanted, str) or wanted not in BACKENDS:
+        raise ValueError(f"{request}: no such backend; use 'auto' or one of {sorted(BACKENDS)}")
+    if wanted == "native":
         native_library.load()
-    return BACKENDS[name]
+    return BACKENDS[wanted]
 
 
 def fastest() -> ModuleType:
@@ -60,9 +68,9 @@ def _native_problem() -> str | None:
 
 def describe() -> str:
     """Return a line with the ``"auto"`` backend for host memory, and why."""
-    wanted = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
+    wanted, _ = requested("auto")
     if wanted not in ("auto", "native", *OWN_OF_FRAMEWORKS):
-        return f"{wanted} kernels, requested by HOROVOD_QUANT_KERNELS"
+        return f"{wanted} kernels, requested by {VARIABLE}"
     problem = _native_problem()
     if problem is None:
         has = ", ".join(native_library.available_instruction_sets())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,9 +144,7 @@ class Compressor(BaseCompressor):
         return Workers(0, 1) if is_elastic() else workers  # as CallbackExchange has it
 
     def _wanted_kernels(self) -> str:
-        name = self._kernels
-        if name == "auto":
-            name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
+        name, _ = kernel_backends.requested(self._kernels)
         if name == "auto" and tf.config.list_physical_devices("GPU"):
             name = "tensorflow"
         return name

@@ -151,7 +151,9 @@ class Averager:
         self._traffic = TrafficCounter()
         self._uncounted: set[str] = set()
         self.resume(compression)
-        self._is_nccl = device.type == "cuda" and self.memory(device).takes_tensors
+        self._is_nccl = (
+            self.memory(device).takes_tensors and device.type == "cuda"
+        )  # raises for impossible kernels
         backend = "nccl" if self._is_nccl else "gloo"
         self.groups: Groups = connect(group, compression.hierarchical, backend, ranks)
         workers = self.groups.workers

@@ -286,9 +286,16 @@ def choose(
     Raises:
         ValueError: Triton's kernels were requested by name, and the gradients are in host memory.
     """
-    name = (os.environ.get("HOROVOD_QUANT_KERNELS") or "auto") if kernels == "auto" else kernels
+    name, request = kernel_backends.requested(kernels)
     wants_triton = name == TRITON or (name == "auto" and device.type == "cuda" and _has_triton())
     if wants_triton and all(scheme.host_requirement() is None for scheme in schemes):
+        from horovod_quant.kernels import triton
+
+        if device.type == "cpu" and not triton.INTERPRETED:
+            raise ValueError(
+                f"{request}: the gradients are in host memory, where Triton's kernels cannot run; use 'auto', or train "
+                f"on a GPU"
+            )
         return _device_memory(device, (has_nccl or _horovod_has_nccl)())
     return HostMemory(kernel_backends.get(kernels))
 
@@ -307,14 +314,8 @@ def _horovod_has_nccl() -> bool:
 
 @functools.cache
 def _device_memory(device: torch.device, has_nccl: bool) -> Memory:
-    from horovod_quant.kernels import triton
     from horovod_quant.torch.device import DeviceMemory
 
-    if device.type == "cpu" and not triton.INTERPRETED:
-        raise ValueError(
-            "kernels='triton': the gradients are in host memory, where Triton's kernels cannot run; use "
-            "kernels='auto', or train on a GPU"
-        )
     takes_tensors = device.type == "cpu" or has_nccl
     return DeviceMemory(device, takes_tensors and not is_staging_asked_for())
 

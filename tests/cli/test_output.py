@@ -111,7 +111,7 @@ def test_kernels_that_there_are_not(
 ) -> None:
     monkeypatch.setenv("HOROVOD_QUANT_KERNELS", "magic")
     assert main(command) == 2
-    assert "kernels='magic': no such backend" in capsys.readouterr().err
+    assert "HOROVOD_QUANT_KERNELS=magic: no such backend" in capsys.readouterr().err
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

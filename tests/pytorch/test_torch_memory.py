@@ -85,9 +85,11 @@ def test_no_such_kernels() -> None:
 
 
 PROGRAM = """
+import os
 import torch
 from horovod_quant.torch import binsgdm, memory
-found = memory.choose("triton", torch.device("cpu"))
+kernels = "auto" if "HOROVOD_QUANT_KERNELS" in os.environ else "triton"
+found = memory.choose(kernels, torch.device("cpu"))
 print(type(found).__name__, found.takes_tensors)
 """
 
@@ -98,6 +100,10 @@ print(type(found).__name__, found.takes_tensors)
         ({"TRITON_INTERPRET": "1"}, "DeviceMemory True"),
         ({"TRITON_INTERPRET": "1", memory.STAGING: "1"}, "DeviceMemory False"),
         ({}, "ValueError: kernels='triton': the gradients are in host memory"),
+        (
+            {"HOROVOD_QUANT_KERNELS": "triton"},
+            "ValueError: HOROVOD_QUANT_KERNELS=triton: the gradients are in host memory",
+        ),
     ],
 )
 def test_tritons_kernels_by_name(variables: dict[str, str], printed: str) -> None:
