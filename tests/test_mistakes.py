@@ -53,6 +53,14 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
         lambda hvq: schemes.QSGD.compress(np.ones(3)),
         "that is a scheme, not a compressor; use hvq.Compressor(...)",
     ),
+    (
+        lambda hvq: schemes.BinSGDM().compress(np.ones(3)),
+        "that is a scheme, not a compressor; use hvq.BinSGDM(...), for the optimizer BinSGDM",
+    ),
+    (
+        lambda hvq: schemes.Hierarchical(schemes.BinSGDM()).compress(np.ones(3)),
+        "that is a scheme, not a compressor; use hvq.BinSGDM(hierarchical=True), for the optimizer BinSGDM",
+    ),
 ]
 
 
@@ -61,6 +69,18 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
 def test_mistakes_are_explained(make: Callable[[Any], Any], message: str, frontend: str) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         make(importlib.import_module(frontend))
+
+
+@every_frontend
+def test_what_to_use_for_a_hierarchical_scheme(frontend: str) -> None:
+    hvq, scheme = importlib.import_module(frontend), schemes.Hierarchical(schemes.QSGD(8))
+    with pytest.raises(TypeError, match="not a compressor; use ") as refused:
+        scheme.compress(np.ones(3))
+    with pytest.raises(ValueError, match="give its inner scheme; use ") as refused_again:
+        hvq.Compressor(scheme)
+    for error in (refused, refused_again):
+        usable = eval(str(error.value).rpartition("; use ")[2], {**vars(schemes), "hvq": hvq})
+        assert usable.policy.scheme == scheme
 
 
 @every_frontend
@@ -193,6 +213,8 @@ def test_parameters_are_checked_at_construction(frontend: str) -> None:
     with pytest.raises(TypeError, match="phase: a gradient of dtype .*complex64.* cannot be quantized"):
         hvq.QSGD(named_parameters=[*parameters(frontend, 5000), ("phase", trained)])
     hvq.QSGD(named_parameters=[*parameters(frontend, 5000), ("phase", frozen)])
+    if frontend == "horovod_quant.torch":  # DDP averages excluded gradients
+        hvq.QSGD(named_parameters=[*parameters(frontend, 5000), ("phase", trained)], exclude="phase")
 
 
 class Outside(schemes.QSGD):

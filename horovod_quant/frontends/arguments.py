@@ -12,7 +12,7 @@ import numpy as np
 from horovod_quant.frontends import former_names, methods, switch
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme, argument_names
-from horovod_quant.schemes.hierarchical import inner_of
+from horovod_quant.schemes.hierarchical import Hierarchical, inner_of
 
 MIN_ELEMENTS = 1024
 """Default ``min_elements`` of the compressors."""
@@ -74,6 +74,8 @@ def scheme_of(value: Any) -> Scheme:
             f"scheme={value!r}: use one of horovod_quant.schemes, as in QSGD(bits=4), or a method's name, as in "
             f"'qsgd-4'"
         )
+    if isinstance(value, Hierarchical):
+        raise ValueError(f"scheme={value!r}: give its inner scheme; use {value.compressor_call()}")
     registry.check(type(value))
     try:
         hash(value)

@@ -84,11 +84,13 @@ class Policy:
         return self._chosen[name, elements]
 
     def _choose(self, name: str, elements: int) -> Scheme | None:
-        if elements < max(self.min_elements, 1) or any(
-            fnmatchcase(name, pattern) for pattern in self.exclude
-        ):
+        if elements < max(self.min_elements, 1) or self.excludes(name):
             return None
         return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)
+
+    def excludes(self, name: str) -> bool:
+        """True if ``exclude`` matches a name."""
+        return any(fnmatchcase(name, pattern) for pattern in self.exclude)
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise ValueError if a pattern matches no name: it may be misspelt."""

@@ -258,11 +258,16 @@ class Scheme:
 
         Horovod calls it when given a scheme instead of a compressor.
         """
-        shown = repr(self) if isinstance(self, Scheme) else "a scheme's class"
-        inner = repr(self) if isinstance(self, Scheme) else "..."
-        raise TypeError(
-            f"compression={shown}: that is a scheme, not a compressor; use hvq.Compressor({inner})"
-        )
+        is_scheme = isinstance(self, Scheme)
+        shown = repr(self) if is_scheme else "a scheme's class"
+        usable = self.compressor_call() if is_scheme else "hvq.Compressor(...)"
+        raise TypeError(f"compression={shown}: that is a scheme, not a compressor; use {usable}")
+
+    def compressor_call(self, *options: str) -> str:
+        """Return the call that makes a compressor of the scheme, for messages."""
+        if self.own_optimizer is None:
+            return f"hvq.Compressor({', '.join([repr(self), *options])})"
+        return f"hvq.{type(self).__name__}({', '.join(options) or '...'}), for the optimizer {self.own_optimizer}"
 
 
 class WithRounding(Scheme):

@@ -111,6 +111,9 @@ class Hierarchical(Scheme):
     def host_requirement(self) -> str | None:
         return self.inner.host_requirement()
 
+    def compressor_call(self, *options: str) -> str:
+        return self.inner.compressor_call("hierarchical=True", *options)
+
 
 def inner_of(scheme: Scheme) -> Scheme:
     """Return the scheme between nodes, or a flat scheme unchanged."""

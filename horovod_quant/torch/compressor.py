@@ -81,7 +81,8 @@ class Compressor(BaseCompressor):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
-            chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
+            chooses Triton if it is installed, except with Elias coding, ``GlobalQSGD(rotate=True)`` and schemes that
+            are ``host_only``, or if an optimizer's parameters are on several devices.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -102,7 +103,9 @@ class Compressor(BaseCompressor):
             self._finder = ParameterFinder(named_parameters)
             self.policy.check_names(name for name, _ in named_parameters)
             for name, parameter in named_parameters:
-                if parameter.requires_grad and not is_integral(parameter.dtype):
+                # DDP averages excluded gradients of all dtypes.
+                needs_float = parameter.requires_grad and not self.policy.excludes(name)
+                if needs_float and not is_integral(parameter.dtype):
                     check_dtype(name, parameter.dtype, _FLOATS)
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import importlib.util
 import io
+import os
 import pickle
 from typing import Any
 from unittest import mock
@@ -637,6 +639,8 @@ def what_is_refused() -> None:
         "workers cannot form nodes of 7",
         hvq.QSGD(hierarchical=7),
     )
+    if importlib.util.find_spec("triton") and os.environ.get("TRITON_INTERPRET") != "1":
+        refused("kernels='triton': the gradients are in host memory", hvq.QSGD(kernels="triton"))
     everybody_raises(ValueError, "ddp_model=Sequential(...)", lambda: hvq.ddp.register(net(), hvq.QSGD()))
     wide = torch.nn.Linear(40, 60, dtype=torch.complex64)
     everybody_raises(
@@ -692,7 +696,7 @@ def complex_parameters_that_are_excluded() -> None:
     model = Both()
     twin = copy.deepcopy(model)
     ddp = DistributedDataParallel(model)
-    hvq.ddp.register(ddp, hvq.QSGD(exclude="wide"))
+    hvq.ddp.register(ddp, hvq.QSGD(exclude="wide", named_parameters=model.named_parameters()))
     ddp(data(0, rank(), 8, 40)).sum().backward()
     total = torch.zeros(40, dtype=torch.complex64)
     for whose in range(size()):
