@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 from typing import Any, NamedTuple, get_args
@@ -97,6 +98,12 @@ def main(path: str) -> None:
             **case.arguments,
         )
         results[name] = (result.decoded, result.merges, own_states, result.exchanged_again)
+    results["refused"] = []
+    for scheme, local_size in itertools.product((QSGD(), Hierarchical(QSGD())), (0, -2, 6)):
+        try:
+            mpi.run(scheme, [np.zeros(4)], local_size=local_size)
+        except ValueError as error:
+            results["refused"].append(str(error))
     gathered = MPI.COMM_WORLD.gather(results)
     if rank == 0:
         with open(path, "wb") as file:

@@ -12,6 +12,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from horovod_quant.frontends.nodes import hierarchical_process_sets
 from horovod_quant.reductions import agreement
 from horovod_quant.reductions.agreement import (
     COMMON,
@@ -146,6 +147,32 @@ def test_what_users_may_mean_is_taken(frontend: str) -> None:
     assert hvq.QSGD(hierarchical=np.int64(1)).hierarchical == 1
     assert hvq.QSGD(hierarchical=1).hierarchical is not True
     assert hvq.QSGD(hierarchical=1, inside=np.int64(8)).policy.scheme == Hierarchical(QSGD(), 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [
+        ((), [[0, 1], [2, 3], [0, 2], [1, 3]]),
+        ((True,), [[0, 1], [2, 3], [0, 2], [1, 3]]),
+        ((2,), [[0, 1], [2, 3], [0, 2], [1, 3]]),
+        ((4,), []),
+        ((1,), []),
+        ((False,), []),
+    ],
+    ids=str,
+)
+def test_process_sets_of_nodes(given: Any, ranks: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "2")
+    assert [each.ranks for each in hierarchical_process_sets(*given)] == ranks
+
+
+@pytest.mark.parametrize("given", [0, -2, 2.0, "2"])
+def test_nodes_of_no_number_are_refused(given: Any) -> None:
+    with pytest.raises(
+        ValueError, match=f"^ranks_per_node={given!r}: use True, False, or the number of work"
+    ):
+        hierarchical_process_sets(given)
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)

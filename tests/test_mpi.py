@@ -84,3 +84,13 @@ def test_exchanges_without_a_reduction_of_their_own_report_no_merges(ranks: list
     for name, case in cases().items():
         if not case.custom_reduction:
             assert ranks[0][name][1] == []
+
+
+def test_nodes_that_the_ranks_do_not_fill_are_refused(ranks: list) -> None:
+    size = len(ranks)
+    messages = [
+        "local_size=0: use an integer from 1 to 2147483648",
+        "local_size=-2: use an integer from 1 to 2147483648",
+        f"hierarchical: {size} workers cannot form nodes of 6; start the same number on every node",
+    ]
+    assert all(rank["refused"] == 2 * messages for rank in ranks)

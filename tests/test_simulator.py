@@ -5,7 +5,7 @@ import pytest
 from helpers import SCHEMES, gaussian, same_bits, simulate
 
 from horovod_quant import simulator
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme
 
 D = 96 * 1024  # whole tiles and whole words for every width below, and enough for 8 workers' chunks
@@ -148,11 +148,29 @@ def test_workers_that_do_not_match_are_refused(gradients: list) -> None:
         simulator.run(QSGD(4), gradients)
 
 
-def test_an_unknown_backend_of_kernels_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="kernels='fortran': no such backend; use 'auto' or one of .*'numpy'"
-    ):
+def test_an_unknown_backend_of_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use = "no such backend; use 'auto' or one of .*'numpy'"
+    with pytest.raises(ValueError, match=f"^kernels='fortran': {use}"):
         simulator.run(QSGD(4), [np.zeros(4)], kernels="fortran")
+    monkeypatch.setenv("HOROVOD_QUANT_KERNELS", "nativ")
+    with pytest.raises(ValueError, match=f"^HOROVOD_QUANT_KERNELS=nativ: {use}"):
+        simulator.run(QSGD(4), [np.zeros(4)])
+
+
+@pytest.mark.parametrize(
+    ("local_size", "message"),
+    [
+        (0, "^local_size=0: use an integer from 1"),
+        (-2, "^local_size=-2: use an integer from 1"),
+        (True, "^local_size=True: use an integer from 1"),
+        (3, "4 workers cannot form nodes of 3"),
+        (8, "4 workers cannot form nodes of 8"),
+    ],
+)
+@pytest.mark.parametrize("scheme", [QSGD(4), Hierarchical(QSGD(4))], ids=str)
+def test_workers_fill_whole_nodes(scheme: Scheme, local_size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulator.run(scheme, [np.zeros(4)] * 4, local_size=local_size)
 
 
 def test_an_empty_group_is_an_exchange_of_nothing() -> None:

@@ -91,7 +91,12 @@ def measure_kernels(
         schemes: schemes whose kernels to measure; those whose kernels others have too are left out.
         elements: size of the gradient, a multiple of 4,096. 2^20 is 4 MB, more than most caches hold for long.
         seconds: rough total time to spend; every kernel is measured at least once.
+
+    Raises:
+        ValueError: ``elements`` is something else.
     """
+    if not isinstance(elements, (int, np.integer)) or elements < 4096 or elements % 4096:
+        raise ValueError(f"elements={elements!r}: use a multiple of 4096")
     schemes = _sufficient(schemes)
     backend = kernels.get()
     stopwatch = _Stopwatch(backend)

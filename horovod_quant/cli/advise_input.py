@@ -111,7 +111,9 @@ def read_shapes(arguments: argparse.Namespace) -> Shapes:
 
 def read_step(arguments: argparse.Namespace) -> Step:
     if arguments.step is None:
-        if arguments.model not in JOBS or arguments.backward is not None:
+        if arguments.backward is not None:
+            raise Problem("--backward: it is a part of the step; give --step as well")
+        if arguments.model not in JOBS:
             raise Problem(
                 f"--step: how long is a step on one worker? Only {', '.join(JOBS)} have a usual one"
             )

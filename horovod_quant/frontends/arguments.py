@@ -89,17 +89,20 @@ def whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def hierarchy_of(value: Any, process_set: Any) -> bool | int:
+def hierarchy_of(value: Any, process_set: Any = None, name: str = "hierarchical") -> bool | int:
     """Return the argument ``hierarchical`` as a Python bool or int.
+
+    Args:
+        value: the argument.
+        process_set: the argument ``process_set``.
+        name: the name of an argument with the same values.
 
     Raises:
         ValueError: it is neither True nor False nor a number of workers, or comes with a process set.
     """
     is_switch = isinstance(value, (bool, np.bool_))
     if not is_switch and not (isinstance(value, (int, np.integer)) and 1 <= value <= 2**31):
-        raise ValueError(
-            f"hierarchical={value!r}: use True, False, or the number of workers per node, 1 or more"
-        )
+        raise ValueError(f"{name}={value!r}: use True, False, or the number of workers per node, 1 or more")
     if value and process_set is not None:
         raise ValueError(NO_PROCESS_SET)
     return bool(value) if is_switch else int(value)

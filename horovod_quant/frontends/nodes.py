@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
+from horovod_quant.frontends.arguments import hierarchy_of
 from horovod_quant.schemes.base import ALL, CROSS, LOCAL, UNEVEN_HOSTS, Workers, require_whole_nodes
 
 _SIZES = {"HOROVOD_SIZE": "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
@@ -46,22 +47,25 @@ def consecutive(size: int, ranks_per_node: int) -> list[list[int]]:
     return [list(range(first, first + ranks_per_node)) for first in range(0, size, ranks_per_node)]
 
 
-def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
+def hierarchical_process_sets(ranks_per_node: bool | int | None = None) -> list[Any]:
     """Return the process sets for ``hvd.init(process_sets=...)`` with ``hierarchical=True``.
 
     They are unnecessary if Horovod may add process sets later: with ``hvd.init(process_sets="dynamic")``, or with
     ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` in the environment.
 
     Args:
-        ranks_per_node: the number given as ``hierarchical=``; by default the ranks of each host, which must be
+        ranks_per_node: the value of ``hierarchical=``; by default True, the ranks of each host, which must be
             consecutive, as horovodrun assigns them.
 
     Raises:
         RuntimeError: the environment does not have the number of workers.
-        ValueError: the workers do not fill whole nodes.
+        ValueError: the argument is something else, or the workers do not fill whole nodes.
     """
     from horovod.common.process_sets import ProcessSet
 
+    by = hierarchy_of(True if ranks_per_node is None else ranks_per_node, name="ranks_per_node")
+    if by is False:
+        return []
     found = [(total, local) for total, local in _SIZES.items() if total in os.environ and local in os.environ]
     if not found:
         raise RuntimeError(
@@ -69,7 +73,7 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
             'environment; use hvd.init(process_sets="dynamic") instead'
         )
     size, local_size = (int(os.environ[name]) for name in found[0])
-    return [ProcessSet(ranks) for ranks in groups(consecutive(size, ranks_per_node or local_size))]
+    return [ProcessSet(ranks) for ranks in groups(consecutive(size, local_size if by is True else by))]
 
 
 def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
@@ -113,7 +117,7 @@ def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
     else:
         missing = [ranks for ranks in needed if tuple(ranks) not in existing]
     if missing and os.environ.get(_DYNAMIC, "0") in ("", "0"):
-        raise RuntimeError(_missing(missing[0], f"{_DYNAMIC} is not set"))
+        raise RuntimeError(_missing(missing[0], f"{_DYNAMIC} is not set", hierarchical))
 
 
 def find(
@@ -173,7 +177,7 @@ def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> 
     needed = groups(nodes)
     if not needed:  # one node, or nodes of one worker: there are no others
         return Nodes(workers, {ALL: all_workers, LOCAL: all_workers})
-    process_sets = _process_sets(hvd, basics, needed)
+    process_sets = _process_sets(hvd, basics, needed, hierarchical)
     local, cross = process_sets[number], process_sets[len(nodes) + local_rank]
     return Nodes(workers, {ALL: all_workers, LOCAL: local, CROSS: cross})
 
@@ -190,7 +194,7 @@ def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[
     return [hosts[host] for host in sorted(hosts)]
 
 
-def _process_sets(hvd: Any, basics: Any, needed: list[list[int]]) -> list[Any]:
+def _process_sets(hvd: Any, basics: Any, needed: list[list[int]], hierarchical: bool | int) -> list[Any]:
     existing = {tuple(ranks): number for number, ranks in _table(basics).items()}
     process_sets = []
     for ranks in needed:
@@ -201,13 +205,14 @@ def _process_sets(hvd: Any, basics: Any, needed: list[list[int]]) -> list[Any]:
         try:
             process_sets.append(hvd.add_process_set(ranks))
         except ValueError as error:
-            raise RuntimeError(_missing(ranks, error)) from None
+            raise RuntimeError(_missing(ranks, error, hierarchical)) from None
     return process_sets
 
 
-def _missing(ranks: list[int], why: Any) -> str:
+def _missing(ranks: list[int], why: Any, hierarchical: bool | int) -> str:
+    given = "" if hierarchical is True else hierarchical
     return (
         f"hierarchical: Horovod has no process set for ranks {ranks}, and cannot add one ({why}); start with "
-        f'hvd.init(process_sets="dynamic"), or hvd.init(process_sets=hvq.hierarchical_process_sets()), or set '
+        f'hvd.init(process_sets="dynamic"), or hvd.init(process_sets=hvq.hierarchical_process_sets({given})), or set '
         f"{_DYNAMIC}=1"
     )

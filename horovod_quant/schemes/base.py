@@ -379,6 +379,7 @@ UNEVEN_HOSTS = (
 
 
 def require_whole_nodes(size: int, local_size: int) -> None:
+    require_int("local_size", local_size, 1, 2**31)
     if size % local_size:
         raise ValueError(
             f"hierarchical: {size} workers cannot form nodes of {local_size}; start the same number on every node"

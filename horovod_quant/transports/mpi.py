@@ -25,6 +25,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
+    require_whole_nodes,
     split_gathered,
 )
 from horovod_quant.transports.simulator import Merge
@@ -77,7 +78,7 @@ def run(
         local_size: number of consecutive ranks per node, for hierarchical reductions; by default nodes are hosts.
 
     Raises:
-        ValueError: the nodes have different numbers of workers.
+        ValueError: the nodes have different numbers of workers, or ``local_size`` does not divide them all.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     size = comm.Get_size()
@@ -117,6 +118,8 @@ def run(
 def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers, dict[str, Any]]:
     """Return the participating workers, and the communicator of each group."""
     size, rank = comm.Get_size(), comm.Get_rank()
+    if local_size is not None:
+        require_whole_nodes(size, local_size)
     if not isinstance(scheme, Hierarchical):
         return Workers(rank, size), {ALL: comm}
     if local_size is None:

@@ -24,6 +24,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
+    require_whole_nodes,
     split_points,
     split_ragged,
 )
@@ -98,6 +99,7 @@ def run(
     ):
         raise ValueError("gradients: give those of at least one worker, with the same shapes for each")
     size, count = len(groups), len(groups[0])
+    require_whole_nodes(size, local_size)
     names = [str(i) for i in range(count)] if names is None else list(names)
     factor = 1.0 / size if factor is None else factor
     backend = kernel_backends.get(kernels)

@@ -48,6 +48,12 @@ def test_measured_kernels_serve_every_scheme() -> None:
     assert min(speeds.half) > 0
 
 
+@pytest.mark.parametrize("elements", [0, -4096, 1000, 4096.0, True])
+def test_elements_that_fill_no_tiles_are_refused(elements: int) -> None:
+    with pytest.raises(ValueError, match=f"^elements={elements}: use a multiple of 4096"):
+        measure_kernels([QSGD(4)], elements=elements)
+
+
 def test_hierarchical_exchanges_are_measured_too() -> None:
     schemes = [Hierarchical(GlobalQSGD(8)), Hierarchical(BinSGDM()), Hierarchical(QSGD(4))]
     speeds = measure_kernels(schemes, elements=2**15, seconds=0.1)

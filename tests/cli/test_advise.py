@@ -314,6 +314,13 @@ def test_gradients_without_bounds_are_refused(capsys: pytest.CaptureFixture) -> 
     assert "use 8,589,934,592 elements or fewer, not 1,000,000,000,000,000,000" in capsys.readouterr().err
 
 
+def test_a_backward_pass_needs_its_step(capsys: pytest.CaptureFixture) -> None:
+    run(*"advise --model resnet50 --workers 4 --bandwidth 1gbit --backward 0.1".split(), expected=2)
+    assert capsys.readouterr().err == (
+        "horovod-quant advise: --backward: it is a part of the step; give --step as well\n"
+    )
+
+
 def test_who_takes_part_has_to_be_said(capsys: pytest.CaptureFixture) -> None:
     run("advise", "--model", "tiny", "--bandwidth", "1gbit", "--step", "1", expected=2)
     assert "how many workers?" in capsys.readouterr().err

@@ -36,7 +36,9 @@ IMPOSSIBLE = [
     (
         ["-np", 4],
         "2",
-        "construction: RuntimeError: hierarchical: Horovod has no process set for ranks [0, 1]",
+        "construction: RuntimeError: hierarchical: Horovod has no process set for ranks [0, 1], and cannot add one "
+        '(HOROVOD_DYNAMIC_PROCESS_SETS is not set); start with hvd.init(process_sets="dynamic"), or '
+        "hvd.init(process_sets=hvq.hierarchical_process_sets(2))",
     ),
     extended(
         ["-np", 4, "-H", "localhost:2,127.0.0.1:2"],
