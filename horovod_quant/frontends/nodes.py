@@ -142,13 +142,23 @@ def find(
         ValueError: the workers do not fill whole nodes.
         RuntimeError: process sets are missing and cannot be added.
     """
-    key = (hvd.__name__, hierarchical is True, int(hierarchical))
+    key = _key(hvd, hierarchical)
     last = _found.get(key)
     # All workers must search again or none: the compared values are the same on all.
     if last is None or (last.table != _table(basics) if session is None else last.session is not session):
         found = _find(hvd, basics, hierarchical, gather)
         last = _found[key] = _Found(session, _table(basics), found)
     return last.nodes
+
+
+def are_known(hvd: Any, hierarchical: bool | int, session: Any) -> bool:
+    """True if `find` returns this session's nodes without a search."""
+    last = _found.get(_key(hvd, hierarchical))
+    return last is not None and last.session is session
+
+
+def _key(hvd: Any, hierarchical: bool | int) -> tuple:
+    return hvd.__name__, hierarchical is True, int(hierarchical)
 
 
 class _Found(NamedTuple):

@@ -38,7 +38,7 @@ from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.frontends.step_counts import REMEMBERED_NAMES
 from horovod_quant.torch.control import ActiveRankQuery, Question
-from horovod_quant.torch.exchange import Group, PendingTensor, Prospects
+from horovod_quant.torch.exchange import Group, PendingTensor, Prospects, version_of
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.torch.uncompiled import compiling, uncompiled
@@ -106,7 +106,7 @@ class Buckets:
     def __init__(
         self,
         process_set: Any,
-        nodes: Callable[[], Nodes],
+        nodes: Callable[[Sequence[int] | None], Nodes],
         memory: Memory,
         traffic: TrafficCounter,
         label: str,
@@ -196,7 +196,7 @@ class Buckets:
         before = step.pending.get(name)
         if before is None or before.group is None:
             return None
-        if before.destination is tensor and before.version == tensor._version:
+        if before.destination is tensor and before.version == version_of(tensor):
             return before
         self._give_up(step)
         return None
@@ -429,7 +429,7 @@ class DirectBuckets(threading.local):
 
     def __init__(self, first_step: int) -> None:
         self.first_step = first_step
-        self._buckets: OrderedDict[str, Buckets | None] = OrderedDict()
+        self._buckets: OrderedDict[str, dict[int, Buckets]] = OrderedDict()
 
     def remember(self, name: str, forget: Callable[[str], None]) -> None:
         """Mark a name as the most recently used.
@@ -440,17 +440,17 @@ class DirectBuckets(threading.local):
             name: the operation's name.
             forget: called with the name that is dropped in exchange.
         """
-        self._buckets.setdefault(name, None)
+        self._buckets.setdefault(name, {})
         self._buckets.move_to_end(name)
         if len(self._buckets) > REMEMBERED_NAMES:
             forget(self._buckets.popitem(last=False)[0])
 
-    def get(self, name: str, make: Callable[[], Buckets]) -> Buckets:
-        """Return the buckets of a kept name.
+    def get(self, name: str, process_set: Any, make: Callable[[], Buckets]) -> Buckets:
+        """Return the buckets of a kept name in a process set.
 
         ``make`` creates them on the first call.
         """
-        buckets = self._buckets[name]
-        if buckets is None:
-            buckets = self._buckets[name] = make()
-        return buckets
+        of_name, number = self._buckets[name], process_set.process_set_id
+        if number not in of_name:
+            of_name[number] = make()
+        return of_name[number]

@@ -30,8 +30,9 @@ from horovod_quant.torch.caller import (
     asking_optimizer,
     identify,
 )
+from horovod_quant.torch.collectives import nodes_need
 from horovod_quant.torch.control import numbers_of
-from horovod_quant.torch.exchange import OpenState, PendingTensor
+from horovod_quant.torch.exchange import OpenState, PendingTensor, version_of
 from horovod_quant.torch.measured import ErrorSampler
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan, remember
@@ -316,7 +317,9 @@ class Compressor(BaseCompressor):
             self._direct.remember(call.of, self._forget)
             if scheme is None:
                 return None
-            return self._direct.get(call.of, lambda: self._new_buckets(call, tensor, policy))
+            return self._direct.get(
+                call.of, call.process_set, lambda: self._new_buckets(call, tensor, policy)
+            )
         buckets = vars(call.optimizer).setdefault("_horovod_quant_buckets", {})
         if policy not in buckets:
             buckets[policy] = self._new_buckets(call, tensor, policy, **self._expectations(call, policy))
@@ -365,17 +368,21 @@ class Compressor(BaseCompressor):
             self._first_step = max(self._first_step, count)
             self._chains.pop(name, None)
 
-    def _nodes(self, process_set: Any) -> nodes.Nodes:
+    def _nodes(self, process_set: Any, ranks: Sequence[int] | None = None) -> nodes.Nodes:
         if not self.hierarchical:
             return nodes.flat(process_set)
         import horovod.torch as hvd
         from horovod.torch import mpi_ops
 
+        session, size = mpi_ops._handle_map, hvd.size()
+        if ranks is not None and len(ranks) < size and not nodes.are_known(hvd, self.hierarchical, session):
+            raise nodes_need(ranks, size)  # a search needs all workers
+
         def gather(local: list[int]) -> list[list[int]]:
             values = torch.tensor([local], device="cpu")
             return hvd.allgather(values, name="horovod_quant.frontends.nodes").tolist()
 
-        return nodes.find(hvd, self._basics(), self.hierarchical, mpi_ops._handle_map, gather)
+        return nodes.find(hvd, self._basics(), self.hierarchical, session, gather)
 
     # ---- planning and submitting a gradient ------------------------------------------------------------------
 
@@ -443,7 +450,7 @@ class Compressor(BaseCompressor):
         pending.taken = values
         destination = call.destination(tensor)
         in_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
-        pending.decode_into(destination, values if in_place else None, tensor._version)
+        pending.decode_into(destination, values if in_place else None, version_of(tensor))
         control_tensor = self._control_tensor(tensor, pending)
         buckets.submit(pending)
         return control_tensor, pending

@@ -125,6 +125,11 @@ class PendingTensor:
         return self.gradient
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return PyTorch's version counter, which tensors of ``torch.inference_mode`` do not have."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 _SMALL = 2**16
 """Mean gradient bytes below which decoding a group at once is faster."""
 
@@ -161,7 +166,7 @@ class Group(Job):
         members: the gradients, in the same order on every worker.
         name: the prefix of its collectives' names, the same on every worker.
         memory: the kind of memory that has the gradients.
-        nodes: returns Horovod's workers that participate; may wait for them.
+        nodes: returns Horovod's workers that participate, given the active ranks if they are known; may wait for them.
         traffic: counts the bytes that this worker sends for each gradient.
         query: the step's active-rank query, with the workers that have not called ``hvd.join()``; None for one worker.
         must_agree: whether to wait for the query in any case, because the workers' arguments may still differ; else
@@ -177,7 +182,7 @@ class Group(Job):
         members: Sequence[PendingTensor],
         name: str,
         memory: Memory,
-        nodes: Callable[[], Nodes],
+        nodes: Callable[[Sequence[int] | None], Nodes],
         traffic: TrafficCounter,
         query: ActiveRankQuery | None,
         must_agree: bool,
@@ -244,7 +249,7 @@ class Group(Job):
         if self._must_agree:
             return False
         if self._nodes is None:
-            self._nodes = self._find_nodes()
+            self._nodes = self._find_nodes(None)
             self._needs_all_workers = needs_all_workers(self._members, self._nodes, self._memory)
         return not self._needs_all_workers
 
@@ -306,7 +311,7 @@ class Group(Job):
             if self._must_agree and not query.same_order:
                 self.void = True
                 return True
-        nodes = self._nodes = self._nodes or self._find_nodes()
+        nodes = self._found_nodes()
         members, memory = self._members, self._memory
         workers = self._workers(nodes)
         self._has_begun = True
@@ -327,6 +332,12 @@ class Group(Job):
         self._decodes_early = memory.decodes_early(members)
         self._resume(None)
         return self._is_over()
+
+    def _found_nodes(self) -> Nodes:
+        if self._nodes is None:
+            query = self._query
+            self._nodes = self._find_nodes(query.ranks if query is not None and query.ended else None)
+        return self._nodes
 
     def _workers(self, nodes: Nodes) -> Workers:
         """Return the participating workers.
@@ -370,8 +381,11 @@ class Group(Job):
 
         Other workers may have launched them. To be called after this group has ended.
         """
-        nodes = self._nodes or self._find_nodes()
         if self.void:
+            return []
+        try:
+            nodes = self._found_nodes()
+        except RuntimeError:  # the same on all workers, none of which has begun
             return []
         stages = list(enumerate(collectives_of(self._members, nodes, self._memory, self._workers(nodes))))
         left = stages[self._stage :]

@@ -473,6 +473,7 @@ TORCH_HIERARCHICAL = Table(
         # Last: who has joined has started fewer operations, and a later unnamed one would hang, with Horovod alone as
         # well.
         Part(METHODS, ["a_worker_that_joins"]),
+        Part([], ["a_worker_that_joins_before_the_first_step"]),
     ],
     core=[
         "direct_calls",

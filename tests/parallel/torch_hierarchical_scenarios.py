@@ -104,7 +104,7 @@ def a_process_set() -> None:
     assert "remove process_set= from" in message_of(lambda: call(process_set=process_set), ValueError)
 
 
-def a_worker_that_joins(make: Any) -> None:
+def a_worker_that_joins(make: Any, steps: int = 2) -> None:
     """Its node's groups cannot do without it: an error on all others, before anything hangs."""
     local_size = hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
     if local_size == 1 or hvd.size() == 1:
@@ -123,11 +123,20 @@ def a_worker_that_joins(make: Any) -> None:
         net_loss(model, step).backward()
         optimizer.step()
 
-    for step in range(2):
+    for step in range(steps):
         train(step)
     if hvd.rank() != hvd.size() - 1:
         assert "hvd.join()" in message_of(lambda: train(2), RuntimeError)
     hvd.join()
+
+
+def a_worker_that_joins_before_the_first_step() -> None:
+    """As above, before any worker has looked for the nodes."""
+    if hvd.mpi_enabled():
+        return  # MPI cannot be initialized twice
+    hvd.shutdown()
+    start()
+    a_worker_that_joins(functools.partial(hvq.QSGD, hierarchical=HIERARCHICAL), steps=0)
 
 
 def too_few_bits_for_the_nodes() -> None:

@@ -575,6 +575,15 @@ def direct_calls(make: Any) -> None:
         assert all(torch.equal(a, b) for a, b in zip(given, kept)), "inputs were changed"
     unnamed = hvd.allreduce(given[0], compression=compressor)
     assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
+    if SUBSET and SUBSET[0].included():
+        own = torch.full((2000,), 1.0 + hvd.rank())
+        mean = float(hvd.allreduce(own, compression=compressor, process_set=SUBSET[0]).mean())
+        expected = 1.0 + sum(SUBSET[0].ranks) / SUBSET[0].size()
+        assert abs(mean - expected) < 0.1 * expected
+    expected = oracle.expected({"inferred": given[0]}, 1.0 / hvd.size())["inferred"]
+    with torch.inference_mode():
+        inferred = hvd.allreduce(given[0].clone(), name="inferred", compression=compressor)
+    assert_bits_equal(inferred, expected, "in inference mode")
     for prescale, postscale, magnitude in ((2.0**-26, 1.0, 2e4), (1.0, 2.0**17, 1e-4), (2.0**-20, 1.5, 2e4)):
         # Neither the scales nor what they make of 1 are numbers of the gradients' type.
         own = [magnitude * rank_data(i, 2000).half() for i in range(2)]
