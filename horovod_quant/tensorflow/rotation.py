@@ -26,6 +26,7 @@ from horovod_quant.kernels.rotation import (
     check_workers,
     rotated_elements,
 )
+from horovod_quant.kernels.trellis import FAR
 from horovod_quant.tensorflow.cached_subgraph import by_rows, elementwise
 from horovod_quant.tensorflow.kernels import (
     Number,
@@ -223,8 +224,13 @@ def _signs(count: int, size: int, key: Key, first: int) -> tuple[tf.Tensor, tf.T
 
 
 def _lane_sums(terms: tf.Tensor) -> tf.Tensor:
-    """Return `horovod_quant.kernels.rotation.lane_sums` of each bucket."""
+    """Return `horovod_quant.kernels.rotation.lane_sums` of each bucket.
+
+    XLA may compute a term, a rounded float64 product, in float32, and contract it with the sum; not with a minimum
+    between them. No term is near `FAR`.
+    """
     count, size = terms.shape
+    terms = tf.minimum(terms, FAR)
     rows = size // ROW
     short = min(ROWS_OF_A_SUM, rows)
     minus_sums = _minus_sum_of_rows(tf.reshape(terms, [count * (rows // short), short, ROW]))

@@ -179,6 +179,18 @@ def between_two_paths(bits: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([low, high]), np.concatenate([units, units])
 
 
+@pytest.mark.parametrize(("bits", "trellis"), [(1, False), extended(4, False), extended(2, True)])
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_scales_of_short_buckets(way: Callable, bits: int, trellis: bool) -> None:
+    """A product that is not rounded before it is added changes some of the scales."""
+    encode = way(lambda x, k0: kernels.encode_rotated(x, bits, Key(k0, 5), trellis=trellis)[1])
+    for seed in range(60):
+        x = gaussian(seed, TILE + 70)
+        _, expected = reference.encode_rotated(x, bits, Key(seed, 5), trellis=trellis)
+        found = encode(tf.constant(x), tf.constant(seed, tf.uint32))
+        assert_same_bits(expected, found.numpy(), f"scales of {seed}")
+
+
 @pytest.mark.parametrize("kind", [*WAYS, "graph"])
 def test_binarize_updates_variables_of_any_shape(kind: str) -> None:
     x, _, _, _ = Draw("binarize", 7).gradient(3000, np.float32)
