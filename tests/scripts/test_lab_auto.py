@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,3 +71,29 @@ def test_nothing_measured_is_nothing_reached(tmp_path: Path) -> None:
 def test_a_page_without_its_place_is_refused(page: str) -> None:
     with pytest.raises(SystemExit, match=r"<!-- table: scripts/lab-auto --> and <!-- /table --> once each"):
         pages.insert(page, "table", "lab-auto", "new")
+
+
+def test_the_rate_falls_after_the_first_trial_of_this_run(tmp_path: Path) -> None:
+    """A run that was aborted left a log with that trial."""
+    text = (ROOT / "scripts" / "lab-auto").read_text()
+    watch = text[text.index("watch() {") : text.index("\nscripts/setup")]
+    lab = tmp_path / "scripts" / "lab"
+    lab.parent.mkdir()
+    lab.write_text("#!/bin/sh\necho $2 > rate\n")
+    lab.chmod(0o755)
+    line = "after 12 s auto takes none: 5 ms per step"
+    (tmp_path / "watched.partial").write_text(f"{line}\n")
+    # `tee` empties the log when it starts: it waits until the loop has looked at the log.
+    script = f"""
+        set -euo pipefail
+        RESULTS=.
+        die() {{ echo "$*" >&2; exit 1; }}
+        sleep() {{ touch looked; command sleep 0.1; }}
+        in_lab() {{ cat rate; echo "{line}"; }}
+        tee() {{ until [ -e looked ] || [ "$(cat rate)" != none ]; do command sleep 0.1; done; command tee "$@"; }}
+        {watch}
+        watch"""
+    subprocess.run([str(shutil.which("bash")), "-c", script], cwd=tmp_path, timeout=60, check=True)
+    assert (tmp_path / "looked").exists(), "the rate fell before the program ran"
+    assert (tmp_path / "watched").read_text() == f"none\n{line}\n"
+    assert (tmp_path / "rate").read_text() == "100mbit\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,3 +86,24 @@ def test_the_page_gets_the_tables(measured: Any) -> None:
     assert "| powersgd-1 |  | 667 |\n| eden-3 | 667 | 645 |\n" in written
     assert "no exchange" not in written[: written.index("## Two workers")]
     assert lab_speed.write(written, results) == written
+
+
+@pytest.mark.parametrize("call", ["measure gloo gloo 1gbit 9 none", "measure_ddp gloo 1gbit 9 none"])
+def test_only_a_finished_measurement_replaces_an_earlier_one(call: str, tmp_path: Path) -> None:
+    lab = tmp_path / "scripts" / "lab"
+    lab.parent.mkdir()
+    text = (ROOT / "scripts" / "lab-speed").read_text()
+    functions = text[text.index("# measure NAME") : text.index("\nscripts/setup")]
+    script = f"set -euo pipefail\nROOT=$PWD RESULTS=. HOSTS=host1:1 PY=python\n{functions}\n{call}"
+    lab.write_text(
+        '#!/bin/bash\n[ "$1" != rate ] || exit 0\n'
+        'while [ "$1" != --json ]; do shift; done\necho "$WRITTEN" > "$2"\nexit "$STATUS"\n'
+    )
+    lab.chmod(0o755)
+    for written, status in (("whole", 0), ("a part", 1)):
+        done = subprocess.run(
+            [str(shutil.which("bash")), "-c", script], cwd=tmp_path, timeout=60,
+            env={**os.environ, "WRITTEN": written, "STATUS": str(status)},
+        )  # fmt: skip
+        assert done.returncode == status
+        assert (tmp_path / "gloo-1gbit.json").read_text() == "whole\n"
