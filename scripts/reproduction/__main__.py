@@ -20,8 +20,8 @@ def main() -> int:
     args = parse_arguments()
     claims = args.claims or common.CLAIMS
     running.keep_in(args.output / "runs")
-    if args.again and args.only is None:
-        for claim in running.CLAIMS.intersection(claims):
+    if args.again:
+        for claim in claims:
             running.forget(claim)
     for claim in claims:
         path = args.output / f"{claim}.json"
@@ -64,9 +64,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output",
         type=Path,
-        default=ROOT / "docs" / "results",
         metavar="FOLDER",
-        help="folder for results, plots and pages; the summary is FOLDER.md (default: docs/results)",
+        help="folder for results, plots and pages; the summary is FOLDER.md (default: docs/results, "
+        "or build/results with --size tiny)",
     )
     return parser
 
@@ -80,7 +80,11 @@ def parse_arguments() -> argparse.Namespace:
         problem = common.module_of(claim).problem(args.size) if claim in common.ON_DEMAND else None
         if problem:
             parser.error(f"{claim}: {problem}")
+    if args.output is None:
+        args.output = ROOT / ("docs" if args.size == "full" else "build") / "results"
     if args.only is not None:
+        if args.again:
+            parser.error("--again measures all parts of a claim: leave out --only")
         parts = getattr(common.module_of(args.claims[0]), "PARTS", ()) if len(args.claims) == 1 else ()
         if not parts:
             parser.error(f"--only: name one claim that has parts: {common.WITH_PARTS}")

@@ -224,6 +224,17 @@ def earlier(claim: str, settings: Any) -> dict[str, Any]:
     return result["figures"] if same else {}
 
 
+def trainings_of(claim: str, options: Sequence[str]) -> dict[str, Any]:
+    """Return the trainings in the saved result of another claim.
+
+    There are none if it trained with other options: a result of another size.
+    """
+    result = load(running.KEPT.with_name(f"{claim}.json"))
+    if result is None or module_of(claim).SIZES[result["size"]].options != options:
+        return {}
+    return result["figures"]["trainings"]
+
+
 # ---- numbers -----------------------------------------------------------------------------------------------------
 
 

@@ -214,8 +214,8 @@ def _job(settings: Settings, each: Training) -> running.Job:
 
 
 def _from_elsewhere(settings: Settings, key: str) -> dict[str, Any] | None:
-    result = common.load(running.KEPT.with_name("transformer.json")) if key in settings.elsewhere else None
-    return result["figures"]["trainings"][key] if result else None
+    found = common.trainings_of("transformer", settings.options) if key in settings.elsewhere else {}
+    return found.get(key)
 
 
 def _kept_as(part: str, name: str, settings: Any, *programs: Any) -> str:

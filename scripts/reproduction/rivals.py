@@ -74,7 +74,7 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
     trainings = {}
     for each in TRAININGS:
         if each.key in ELSEWHERE:
-            found = _from_elsewhere(each.key)
+            found = common.trainings_of(ELSEWHERE[each.key], settings.options).get(each.key)
         else:
             found = _trained(
                 settings, each, tuned, each.key in chosen, before.get("trainings", {}).get(each.key)
@@ -116,11 +116,6 @@ def _job(settings: TrainedInParts, each: Training, rate: float | None = None) ->
     options = (*settings.options, *each.options, *([] if rate is None else [f"--lr={rate}"]))
     imported = (str(eden.WORKER), transformer.SCRIPT, *transformer.IMPORTED)
     return running.Job(str(WORKER), imported, each.method, options, settings.workers)
-
-
-def _from_elsewhere(key: str) -> dict[str, Any] | None:
-    result = common.load(running.KEPT.with_name(f"{ELSEWHERE[key]}.json"))
-    return result["figures"]["trainings"].get(key) if result else None
 
 
 # ---- verdicts ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Cached runs under horovodrun, on this machine and between hosts of a lab.
 
-So an interrupted study resumes, and two studies can share a run. `forget` clears the cache.
+So an interrupted study resumes, and two studies can share a run. `forget` has a claim measured again.
 """
 
 from __future__ import annotations
@@ -35,17 +35,8 @@ APART = (
     "more-workers",
     "seconds",
 )  # claims whose cached runs begin with their names, and are shared with no other claim
-CLAIMS = {
-    *APART,
-    "binsgdm",
-    "binsgdm-tuning",
-    "eden",
-    "nuqsgd-training",
-    "rivals",
-    "transformer",
-    "transformer-gpu",
-}  # claims whose runs are cached
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
+_forgotten: set[Path] = set()  # cached runs that count as missing, until this process has measured them again
 TIME_LIMIT = 3600  # seconds per launch, or per training: generous, since a loaded machine is no failure
 
 
@@ -67,14 +58,16 @@ def key(settings: Any, programs: Sequence[Path]) -> str:
 def kept(name: str) -> Any:
     """Return the result that `keep` wrote under a name, or None."""
     path = KEPT / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text()) if path.exists() and path not in _forgotten else None
 
 
 def keep(name: str, result: Any) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     partial = KEPT / f"{name}.partial"
     partial.write_text(json.dumps(result))
-    partial.replace(KEPT / f"{name}.json")
+    path = KEPT / f"{name}.json"
+    partial.replace(path)
+    _forgotten.discard(path)
 
 
 def keep_in(folder: Path) -> None:
@@ -84,10 +77,15 @@ def keep_in(folder: Path) -> None:
 
 
 def forget(claim: str) -> None:
-    """Remove the cached runs of a claim, shared ones included."""
+    """Have a claim measured again: remove its cached runs.
+
+    Runs that claims share stay, for the others, and count as missing in this process.
+    """
     for path in KEPT.glob("*"):
         owner = next((each for each in APART if path.name.startswith(f"{each}-")), None)
-        if owner == (claim if claim in APART else None):
+        if owner is None and claim not in APART:
+            _forgotten.add(path)
+        elif owner == claim:
             path.unlink()
 
 

@@ -144,6 +144,7 @@ def test_without_any_part_the_page_has_what_is_kept() -> None:
         (["eden", "--only", "eden-5"], "--only eden-5: choose from none, eden-4, "),
         (["qsgd", "--only", "none"], "--only: name one claim that has parts: eden"),
         (["--only", "none"], "--only: name one claim that has parts: eden"),
+        (["eden", "--again", "--only", "none"], "--again measures all parts of a claim: leave out --only"),
     ],
 )
 def test_an_unknown_part_is_refused(
@@ -155,12 +156,46 @@ def test_an_unknown_part_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("claim", ["transformer", "machines"])
+def test_measuring_a_claim_again_leaves_other_claims_their_runs(
+    claim: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def study(*arguments: Any) -> None:
+        assert [running.kept(name) for name in ("none-seed-0-abc", "seconds-1gbit-abc")] == [None, {"old": 2}]
+        raise InterruptedError
+
+    running.keep("none-seed-0-abc", {"old": 1})
+    running.keep("seconds-1gbit-abc", {"old": 2})
+    monkeypatch.setattr(common, "run_study", study)
+    monkeypatch.setattr(common.module_of("machines"), "problem", lambda size: None)
+    monkeypatch.setattr(sys, "argv", ["reproduce", "--output", str(tmp_path / "results"), "--again", claim])
+    with pytest.raises(InterruptedError):
+        command.main()
+    path = running.KEPT / "none-seed-0-abc.json"
+    assert json.loads(path.read_text()) == {"old": 1}, "a later run has nothing to go on with"
+    running.keep("none-seed-0-abc", {"new": 1})
+    assert running.kept("none-seed-0-abc") == {"new": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "folder"),
+    [([], "docs/results"), (["--size=tiny"], "build/results"), (["--size=tiny", "--output=o"], "o")],
+)
+def test_a_tiny_run_replaces_no_result_by_default(
+    options: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduce", *options])
+    assert command.parse_arguments().output == (Path("o") if folder == "o" else ROOT / folder)
+
+
 def test_binsgdm_is_taken_from_the_transformers_result(tmp_path: Path) -> None:
     settings = eden.SIZES["full"]._replace(only=())
     assert eden.study(settings)["trainings"] == {}
     own = training(1.1)
-    common.save({"figures": {"trainings": {"binsgdm": own}}}, tmp_path / "results" / "transformer.json")
-    assert eden.study(settings)["trainings"] == {"binsgdm": own}
+    for size, taken in (("tiny", {}), ("full", {"binsgdm": own})):
+        result = {"size": size, "figures": {"trainings": {"binsgdm": own}}}
+        common.save(result, tmp_path / "results" / "transformer.json")
+        assert eden.study(settings)["trainings"] == taken
 
 
 def test_parts_are_added_to_a_result_that_was_measured_elsewhere(errors: Any, tmp_path: Path) -> None:

@@ -111,6 +111,14 @@ def test_trainings_run_and_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rivals.study(settings._replace(only=()))["trainings"] == found
 
 
+def test_trainings_of_another_size_are_not_shown(tmp_path: Path) -> None:
+    settings, own = rivals.SIZES["full"]._replace(only=()), training(1.1)
+    for size, taken in (("tiny", {}), ("full", {"none": own, "eden-3": own})):
+        for claim, key in (("transformer", "none"), ("eden", "eden-3")):
+            result = {"size": size, "figures": {"trainings": {key: own}}}
+            common.save(result, tmp_path / "results" / f"{claim}.json")
+        assert rivals.study(settings)["trainings"] == taken
+
+
 def test_the_claim_is_on_the_list() -> None:
     assert "rivals" in common.ON_DEMAND
-    assert "rivals" in running.CLAIMS
