@@ -5,9 +5,11 @@ Horovod's own callbacks fail under Keras 3.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,6 +29,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     optimizer's process set. BinSGDM's momentum differs between workers: if every worker has loaded a separate file,
     leave this callback out.
 
+    A model without weights yet, such as a ``Sequential`` without ``keras.Input``, is built for the input shape of a
+    worker that has some. If that fails, or no worker has weights, they are broadcast after the first batch, and are
+    those from before it if ``root_rank`` had some then.
+
     Args:
         root_rank: the worker whose variables are broadcast.
         device: device of the broadcast; "" for TensorFlow's choice.
@@ -45,6 +51,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
+        self._before: list[tuple[Any, Any]] = []
         self._local: set[Any] = set()
         for variable in local_variables:
             self.register_local_var(variable)
@@ -58,27 +65,43 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local.add(own_variable(var).ref())
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.broadcast_done = False
-        if self.model.built:
+        import horovod.tensorflow as hvd
+
+        self.broadcast_done, self._before = False, []
+        was_built = self.model.built
+        # All workers must choose alike: one that broadcast now would wait for others that wait for its gradients.
+        with tf.device(self.device):
+            some_built, alike = _build_alike(self.model, _process_set(self.model))
+        if alike:
             self._broadcast()
+        elif some_built:
+            if was_built and hvd.rank() == self.root_rank:
+                self._before = [(each, each.numpy()) for each in self._variables()]
+            if self.model.optimizer is not None:
+                # The first batch must be the same update, with the same random bits, on all workers.
+                iterations = _inner(self.model.optimizer)._iterations
+                with tf.device(self.device):
+                    broadcast([iterations], self.root_rank, _process_set(self.model))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done:  # the first batch has built the model
+            for variable, value in self._before:
+                variable.assign(value)
             self._broadcast()
 
-    def _broadcast(self) -> None:
+    def _variables(self) -> list[Any]:
         model, optimizer = self.model, self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         # Not model.variables, which also has the seeds of dropout.
         variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
+        own = map(own_variable, variables)
+        return [each for each in own if each.ref() not in self._local]
+
+    def _broadcast(self) -> None:
         with tf.device(self.device):
-            broadcast(
-                [each for each in variables if own_variable(each).ref() not in self._local],
-                self.root_rank,
-                _process_set(model),
-            )
-        self.broadcast_done = True
+            broadcast(self._variables(), self.root_rank, _process_set(self.model))
+        self.broadcast_done, self._before = True, []
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -298,8 +321,7 @@ def broadcast(variables: Iterable[Any], root_rank: int, process_set: Any) -> Non
     import horovod.tensorflow as hvd
 
     own = [own_variable(variable) for variable in variables]
-    shapes = [[each.dtype.name, each.shape.as_list()] for each in own]
-    _require_same(shapes, "variables (their types and shapes)", process_set)
+    _require_same(_shapes(own), "variables (their types and shapes)", process_set)
     for i, variable in enumerate(own):
         value = hvd.broadcast(
             variable.read_value(), root_rank, name=f"horovod_quant_broadcast_{i}", process_set=process_set
@@ -322,6 +344,37 @@ def average_metrics(logs: Mapping[str, Any], process_set: Any) -> dict[str, floa
         tf.constant(values), op=hvd.Average, name="horovod_quant_metrics", process_set=process_set
     )
     return dict(zip(names, averages.numpy().tolist()))
+
+
+def _build_alike(model: Any, process_set: Any) -> tuple[bool, bool]:
+    """Build this worker's model like another worker's if only some are built.
+
+    Returns:
+        True if a worker's model is built; and True if all can be broadcast now.
+    """
+    import horovod.tensorflow as hvd
+
+    name = "horovod_quant_built"
+    states = hvd.allgather_object(
+        (model.built, model.get_build_config() if model.built else None), name=name, process_set=process_set
+    )
+    built = [is_built for is_built, _ in states]
+    if all(built) or not any(built):
+        return any(built), all(built)
+    config = next((each for _, each in states if each), None)
+    if not model.built and config is not None:
+        # What fails here the first batch builds.
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            model.build_from_config(config)
+    # Not `built`: Keras sets it also where layers are not.
+    weights = hvd.allgather_object(_shapes(model.weights), name=name, process_set=process_set)
+    return True, all(each == weights[0] for each in weights)
+
+
+def _shapes(variables: Iterable[Any]) -> list[Any]:
+    own = map(own_variable, variables)
+    return [[each.dtype.name, each.shape.as_list()] for each in own]
 
 
 def _require_same(value: list[Any], what: str, process_set: Any) -> None:

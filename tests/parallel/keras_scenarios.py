@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import itertools
 import os
@@ -30,6 +31,9 @@ from turns import taken
 import horovod_quant.keras as hvq
 
 SUBSET: list[Any] = []
+
+PATIENCE = 60
+"""Seconds after which workers that wait for each other are ended, with what each one does."""
 
 
 def start() -> int:
@@ -362,6 +366,88 @@ def the_first_variables_are_one_rank_s() -> None:
         lambda: other.fit(x, np.zeros((len(x), width), "f"), verbose=0, callbacks=[callback]), ValueError
     )
     assert "the workers have different variables" in told, told
+
+
+class Sum(keras.layers.Layer):
+    """Of two inputs: Keras cannot build a Sequential that begins with it from their shapes."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs[0] + inputs[1]
+
+
+class Chain(keras.Model):
+    """A model whose layers are built by its first call."""
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__()
+        self.parts = layers
+
+    def call(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def models_built_on_some_ranks_only() -> None:
+    """One that has been loaded, and others that the first batch would build; no wait, and no wrong first step."""
+    last = hvd.size() - 1
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    try:
+        for make, is_lost in (
+            (keras.Sequential, False),
+            (lambda parts: Chain(*parts), False),
+            (_sum_of_two, True),
+        ):
+            for root, built_on in ((0, 0), (0, last)):
+                _start_from_one_rank_s(make, root, built_on, is_lost)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _sum_of_two(parts: Sequence[Any]) -> Any:
+    return keras.Sequential([Sum(), *parts])
+
+
+def _start_from_one_rank_s(make: Any, root: int, built_on: int, is_lost: bool) -> None:
+    """Trains three steps from the root's variables, where only one rank has trained before.
+
+    Args:
+        make: returns a model that is not built.
+        is_lost: whether the first batch only builds the other ranks' models.
+    """
+    keras.utils.set_random_seed(20 + hvd.rank())
+    model = make([keras.layers.Dense(70, activation="tanh"), keras.layers.Dense(30)])
+    compressor = GlobalQSGD(bits=8)
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(hvq.DistributedOptimizer(sgd, compression=compressor), loss="mse")
+    x, y = data_of(3)
+    inputs = (x, np.ones_like(x)) if make is _sum_of_two else x
+    if hvd.rank() == built_on:
+        model(tf.nest.map_structure(lambda each: each[:BATCH], inputs))
+        model.optimizer.build(model.trainable_variables)
+        model.optimizer.iterations.assign(5)
+        for each in model.optimizer.variables[2:]:
+            each.assign(tf.ones_like(each))
+    before = [each.numpy() for each in [*model.weights, *model.optimizer.variables]]
+    seen: list[Any] = []
+
+    def note(*_: Any, **__: Any) -> None:
+        seen.append([each.numpy() for each in [*model.weights, *model.optimizer.variables]])
+
+    callbacks = [
+        hvq.callbacks.BroadcastGlobalVariablesCallback(root),
+        keras.callbacks.LambdaCallback(on_train_begin=note, on_train_batch_end=note),
+    ]
+    model.fit(inputs, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
+    first = int(is_lost)
+    for values in seen[first:]:
+        assert_same_on_all_ranks(values, "weights and optimizer's state")
+    steps = 3
+    if built_on == root:
+        steps += 5 - first
+        for kept, found in zip(gather_objects(before)[root], seen[first]):
+            assert np.array_equal(kept, found), "training does not begin with the root's variables"
+    assert int(model.optimizer.iterations.numpy()) == steps
 
 
 def ranks_stop_early_together() -> None:

@@ -572,6 +572,7 @@ KERAS = Table(
         Part(
             [],
             [
+                "models_built_on_some_ranks_only",
                 "accumulated_gradients_of_shared_and_local_variables",
                 "an_infinite_gradient_ends_with_its_accumulation",
                 "local_layers_keep_their_gradients",
