@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # there is no public function for it
 
+from horovod_quant.frontends.arguments import require_process_set
 from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.keras.averaged_before import require_not_averaged
 from horovod_quant.tensorflow.collectives import is_elastic
@@ -56,12 +57,19 @@ class Averaging:
 
         self._hvd = hvd
         self._op = hvd.Average if op is None else op
+        require_process_set(process_set)
         self._process_set = hvd.global_process_set if process_set is None else process_set
-        _require_settings(compression, self._op, hvd, groups, predivide)
+        groups = int(groups) if isinstance(groups, np.integer) else groups
+        _require_settings(compression, self._op, hvd, predivide)
+        _require_groups(groups)
+        for argument, device in zip(("device_dense", "device_sparse"), devices):
+            _require_device(argument, device)
+        _require_switch("sparse_as_dense", sparse_as_dense)
+        _require_switch("scale_local_gradients", scale_local_gradients)
         self._compression = hvd.Compression.none if compression is None else compression
         self._groups = groups
         self._sparse_as_dense = sparse_as_dense
-        self._predivide = predivide
+        self._predivide = float(predivide)
         self._devices = devices
         self._scale_local = scale_local_gradients
         self._local: set[Any] = set()
@@ -86,6 +94,8 @@ class Averaging:
             compression.check_variables(list(zip(_paths(variables), map(own_variable, variables))))
 
     def keep_local(self, variable: Any) -> None:
+        if not hasattr(own_variable(variable), "ref"):
+            raise ValueError(f"var={variable!r}: use a variable of the model or of TensorFlow")
         self._local.add(own_variable(variable).ref())
 
     def average(self, gradients: Sequence[Any], indices: Sequence[int], step: Any) -> list[Any]:
@@ -138,6 +148,11 @@ class Averaging:
         return tf.cast(everywhere, tf.bool)
 
     def _is_alone(self) -> bool:
+        if self._process_set.process_set_id is None:
+            raise ValueError(
+                f"process_set={self._process_set}: Horovod does not know it; give it to hvd.init(process_sets=[...]), "
+                f"or to hvd.add_process_set(...) on all workers"
+            )
         if is_elastic():
             return False
         return not self._process_set.included() or self._process_set.size() == 1
@@ -282,7 +297,7 @@ def _require_no_xla() -> None:
         )
 
 
-def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivide: Any) -> None:
+def _require_settings(compression: Any, op: Any, hvd: Any, predivide: Any) -> None:
     """Raise ValueError or TypeError, with valid alternatives, for an invalid setting."""
     if isinstance(compression, type) and issubclass(compression, BaseCompressor):
         name = compression.__name__
@@ -307,7 +322,7 @@ def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivid
         )
     if (
         isinstance(predivide, bool)
-        or not isinstance(predivide, (int, float))
+        or not isinstance(predivide, (int, float, np.integer, np.floating))
         or not 0 < predivide < float("inf")
     ):
         raise ValueError(f"gradient_predivide_factor={predivide!r}: use a number above 0")
@@ -315,13 +330,38 @@ def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivid
         raise ValueError(
             f"gradient_predivide_factor={predivide!r}: it is for op=hvd.Average; use 1.0 with another reduction"
         )
+
+
+def _require_groups(groups: Any) -> None:
+    """Raise ValueError unless it is None, a number, or disjoint lists."""
     if isinstance(groups, bool) or (isinstance(groups, int) and groups < 1):
         raise ValueError(f"groups={groups!r}: use a number of groups, 1 or more, or None")
-    if not (groups is None or isinstance(groups, int)):
-        if not isinstance(groups, (list, tuple)) or not all(
-            isinstance(group, (list, tuple)) and all(hasattr(each, "shape") for each in group)
-            for group in groups
-        ):
-            raise ValueError(
-                f"groups={groups!r}: use a number of groups, a list of lists of variables, or None"
-            )
+    if groups is None or isinstance(groups, int):
+        return
+    if not isinstance(groups, (list, tuple)) or not all(
+        isinstance(group, (list, tuple)) and all(hasattr(own_variable(each), "ref") for each in group)
+        for group in groups
+    ):
+        raise ValueError(f"groups={groups!r}: use a number of groups, a list of lists of variables, or None")
+    seen: set[Any] = set()
+    for variable in itertools.chain(*groups):
+        reference = own_variable(variable).ref()
+        if reference in seen:
+            path = getattr(variable, "path", variable.name)
+            raise ValueError(f"groups: {path!r} appears twice; put each variable into one group")
+        seen.add(reference)
+
+
+def _require_device(argument: str, device: Any) -> None:
+    try:
+        with tf.device(device):
+            pass
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        raise ValueError(
+            f"{argument}={device!r}: use the name of a device, such as '/cpu:0', or '' for TensorFlow's choice"
+        ) from None
+
+
+def _require_switch(argument: str, value: Any) -> None:
+    if not (isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1))):
+        raise ValueError(f"{argument}={value!r}: use True or False")

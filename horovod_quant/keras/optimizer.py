@@ -35,6 +35,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     op: Any = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: Any = None,
     scale_local_gradients: bool = True,
@@ -60,6 +61,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         op: ``hvd.Average``, the default, ``hvd.Sum`` or, without quantization, ``hvd.Adasum``.
         backward_passes_per_step: 1; see the optimizer's ``gradient_accumulation_steps``.
         average_aggregated_gradients: no effect; ``gradient_accumulation_steps`` averages.
+        num_groups: 0; see ``groups``, which Horovod has in its place.
         groups: a number of groups of gradients that are reduced together, or lists of variables, each a group; None to
             reduce each gradient separately.
         process_set: an ``hvd.ProcessSet`` whose workers average; None for all.
@@ -77,10 +79,18 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     """
     require_horovod()
     if backward_passes_per_step != 1:
+        is_number = isinstance(backward_passes_per_step, int) and backward_passes_per_step > 1
         raise ValueError(
-            f"backward_passes_per_step={backward_passes_per_step!r}: Keras 3 accumulates gradients itself; use the "
-            f"optimizer's gradient_accumulation_steps={backward_passes_per_step!r}, after which it averages once"
+            f"backward_passes_per_step={backward_passes_per_step!r}: Keras 3 accumulates gradients itself; use 1, and "
+            f"the optimizer's gradient_accumulation_steps={backward_passes_per_step if is_number else 'N'}, after "
+            f"which it averages once"
         )
+    if num_groups != 0:
+        raise ValueError(
+            f"num_groups={num_groups!r}: Horovod has replaced it; use groups={num_groups!r}, or lists of variables"
+        )
+    if name is not None and not (isinstance(name, str) and name):
+        raise ValueError(f"name={name!r}: use a text that is not empty, or None to keep the optimizer's name")
     loss_scale, inner = _unwrapped(optimizer)
     _require_usable(inner)
     averaging = Averaging(
