@@ -67,7 +67,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         import horovod.tensorflow as hvd
 
-        self.broadcast_done, self._before = False, []
+        self.broadcast_done, self._before = not _is_member(self.model), []
+        if self.broadcast_done:
+            return
         was_built = self.model.built
         # All workers must choose alike: one that broadcast now would wait for others that wait for its gradients.
         with tf.device(self.device):
@@ -122,7 +124,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if logs:
+        if logs and _is_member(self.model):
             with tf.device(self.device):
                 logs.update(average_metrics(logs, _process_set(self.model)))
 
@@ -404,6 +406,11 @@ def _process_set(model: Any) -> Any:
 
     averaging = None if model.optimizer is None else averaging_of(model.optimizer)
     return hvd.global_process_set if averaging is None else averaging.process_set
+
+
+def _is_member(model: Any) -> bool:
+    """Return True unless the optimizer's process set is without this worker, which trains alone."""
+    return _process_set(model).included() is not False
 
 
 def _inner(optimizer: Any) -> Any:

@@ -152,6 +152,18 @@ def workers_outside_a_process_set_are_alone() -> None:
     optimizer.apply([tf.constant([float(hvd.rank())])], [variable])
     expected = np.mean(process_set.ranks) if process_set.included() else hvd.rank()
     np.testing.assert_allclose(variable.numpy(), [expected], rtol=1e-6)
+    model = _model(hvq.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=process_set), hvd.rank())
+    before = model.get_weights()
+    held: list[Any] = []
+    callbacks = [
+        hvq.callbacks.BroadcastGlobalVariablesCallback(process_set.ranks[-1]),
+        hvq.callbacks.MetricAverageCallback(),
+        keras.callbacks.LambdaCallback(on_train_begin=lambda logs: held.extend(model.get_weights())),
+    ]
+    model.fit(*_batch(), verbose=0, callbacks=callbacks)
+    everyone = gather_objects(before)
+    for kept, found in zip(everyone[process_set.ranks[-1] if process_set.included() else hvd.rank()], held):
+        assert np.array_equal(kept, found)
 
 
 def optimizers_made_from_a_configuration() -> None:
