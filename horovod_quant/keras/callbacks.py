@@ -409,7 +409,7 @@ def _process_set(model: Any) -> Any:
 
 
 def _is_member(model: Any) -> bool:
-    """Return True unless the optimizer's process set is without this worker, which trains alone."""
+    """Return True unless the optimizer's process set is without this worker."""
     return _process_set(model).included() is not False
 
 

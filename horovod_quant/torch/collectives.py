@@ -84,17 +84,17 @@ def active_workers(ranks: Sequence[int], nodes: Nodes) -> Workers:
     if len(ranks) == workers.size:
         return workers
     if workers.local_size > 1:
-        raise nodes_need(ranks, workers.size)
+        require_all(ranks, workers.size)
     return Workers(ranks.index(workers.rank), len(ranks), workers.custom_reduction)
 
 
-def nodes_need(ranks: Sequence[int], size: int) -> RuntimeError:
-    """Return the error of a hierarchical reduction of which only some ranks are active."""
-    gone = sorted(set(range(size)) - set(ranks))
-    return RuntimeError(
-        f"hierarchical: workers {gone} have called hvd.join(), and their nodes' groups cannot continue "
-        f"without them; use hierarchical=False, or the same number of batches on every worker"
-    )
+def require_all(ranks: Sequence[int], size: int) -> None:
+    """Raise RuntimeError if only some ranks of nodes are active."""
+    if gone := sorted(set(range(size)) - set(ranks)):
+        raise RuntimeError(
+            f"hierarchical: workers {gone} have called hvd.join(), and their nodes' groups cannot continue "
+            f"without them; use hierarchical=False, or the same number of batches on every worker"
+        )
 
 
 def launch(request: Any, name: str, process_set: Any) -> Any:

@@ -30,7 +30,7 @@ from horovod_quant.torch.caller import (
     asking_optimizer,
     identify,
 )
-from horovod_quant.torch.collectives import nodes_need
+from horovod_quant.torch.collectives import require_all
 from horovod_quant.torch.control import numbers_of
 from horovod_quant.torch.exchange import OpenState, PendingTensor, version_of
 from horovod_quant.torch.measured import ErrorSampler
@@ -374,9 +374,9 @@ class Compressor(BaseCompressor):
         import horovod.torch as hvd
         from horovod.torch import mpi_ops
 
-        session, size = mpi_ops._handle_map, hvd.size()
-        if ranks is not None and len(ranks) < size and not nodes.are_known(hvd, self.hierarchical, session):
-            raise nodes_need(ranks, size)  # a search needs all workers
+        session = mpi_ops._handle_map
+        if ranks is not None and not nodes.are_known(hvd, self.hierarchical, session):
+            require_all(ranks, hvd.size())  # a search needs them
 
         def gather(local: list[int]) -> list[list[int]]:
             values = torch.tensor([local], device="cpu")
