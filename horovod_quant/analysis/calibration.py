@@ -22,6 +22,8 @@ from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import (
     DDP,
+    LOCAL_BANDWIDTH,
+    LOCAL_LATENCY,
     MEASURED,
     MOST_WORKERS,
     Network,
@@ -154,13 +156,23 @@ def _bench(path: str | Path, found: Any) -> Bench:
     )
 
 
-def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool = False) -> Observation:
+def observe(
+    bench: Bench,
+    bandwidth: float,
+    latency: float,
+    *,
+    local_bandwidth: float = LOCAL_BANDWIDTH,
+    local_latency: float = LOCAL_LATENCY,
+    one_machine: bool = False,
+) -> Observation:
     """Combine a bench with the properties of its network.
 
     Args:
         bench: the measurement.
         bandwidth: bytes per second of each host's link; inf for links faster than the hosts.
         latency: seconds of a message between hosts.
+        local_bandwidth: bytes per second between two workers of a host.
+        local_latency: seconds of a message between them.
         one_machine: whether all hosts share the cores of one machine, as in a lab.
     """
     network = Network(
@@ -168,6 +180,8 @@ def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool
         bench.workers_per_host,
         bandwidth,
         latency,
+        local_bandwidth,
+        local_latency,
         cores_per_worker=bench.cores / (bench.workers if one_machine else bench.workers_per_host),
         controller=bench.controller,
     )

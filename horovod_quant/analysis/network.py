@@ -48,6 +48,9 @@ PAYLOAD_SHARE = 1448 / 1514
 LOCAL_BANDWIDTH = 1e9
 """Bytes per second between two workers of a host, through the processor."""
 
+LOCAL_LATENCY = 10e-6
+"""Seconds of a message between two workers of a host."""
+
 HALF_SUM_SECONDS = 1.5e-8
 """CPU seconds per float16 element that Horovod adds in software.
 
@@ -162,7 +165,7 @@ class Network:
     bandwidth: float = 1.25e9
     latency: float = 50e-6
     local_bandwidth: float = LOCAL_BANDWIDTH
-    local_latency: float = 10e-6
+    local_latency: float = LOCAL_LATENCY
     cores_per_worker: float = 2.0
     controller: str = GLOO
     software: Software = Software()

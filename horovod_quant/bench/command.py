@@ -206,7 +206,7 @@ class Run:
             "controller": "mpi" if self.framework.workers.mpi_enabled() else "gloo",
             "kernels": kernels.describe(),
             "processor": processor(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": bench.cores,
             "interface": bench.counter.names,
             "group_bytes": plan.variants[0].group_bytes,
             "seed": plan.seed,

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,20 @@ class Found(NamedTuple):
         return np.array([each[:, :, index] for each in self.rounds])
 
 
+def fewest_cores(workers: Iterable[tuple[str, Iterable[Any]]]) -> int:
+    """Return the number of cores that a host's workers share.
+
+    It is the fewest of any host. A launcher may bind each worker to other cores.
+
+    Args:
+        workers: each worker's host and cores.
+    """
+    by_host: dict[str, set[Any]] = {}
+    for host, cores in workers:
+        by_host.setdefault(host, set()).update(cores)
+    return min(map(len, by_host.values()))
+
+
 class Bench:
     """Measurement of step communication; initializes Horovod.
 
@@ -79,8 +93,11 @@ class Bench:
         places = self.gather([framework.workers.local_rank(), framework.workers.local_size()])
         self.hosts = int(np.count_nonzero(places[:, 0] == 0))
         self.workers_per_host = int(places[:, 1].max())
-        own = socket.gethostname()
-        peers = [host for host in self.gather_texts(own) if host != own]
+        own, usable = socket.gethostname(), sorted(os.sched_getaffinity(0))
+        texts = self.gather_texts(f"{own} {','.join(map(str, usable))}")
+        workers = [text.rpartition(" ") for text in texts]
+        peers = [host for host, _, _ in workers if host != own]
+        self.cores = fewest_cores((host, cores.split(",")) for host, _, cores in workers)
         self.counter = Counter((peers or [own]) if self.hosts > 1 else [])
 
     def gather(self, row: Sequence[float]) -> np.ndarray:

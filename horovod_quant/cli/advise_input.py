@@ -14,7 +14,7 @@ from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.fabrics import ACCELERATORS, GIGABYTE, INSIDE_HOST, Fabric
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import MODELS, Shapes
-from horovod_quant.analysis.network import CONTROLLERS, DDP, GLOO, MOST_WORKERS, NCCL, Network
+from horovod_quant.analysis.network import CONTROLLERS, DDP, GLOO, LOCAL_LATENCY, MOST_WORKERS, NCCL, Network
 from horovod_quant.analysis.pays import ACCELERATOR, JOBS
 from horovod_quant.analysis.shapes import parse_shapes
 from horovod_quant.analysis.steps import Step
@@ -25,7 +25,7 @@ from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.schemes.base import require_int, require_number
 from horovod_quant.schemes.inside import FLOAT32, Inside
 
-LOCAL_BANDWIDTH, LOCAL_LATENCY = "8gbit", 10e-6
+LOCAL_BANDWIDTH = "8gbit"
 NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
 """Slowest named link and accelerator."""
 
@@ -229,7 +229,14 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[
         with Problem.of("--calibrate"):
             bandwidth = parse_rate(rate) if at else network.bandwidth
             bench = read_bench(path)
-            found.append(observe(bench, bandwidth, network.latency))
+            observed = observe(
+                bench,
+                bandwidth,
+                network.latency,
+                local_bandwidth=network.local_bandwidth,
+                local_latency=network.local_latency,
+            )
+            found.append(observed)
         warnings += doubts(path, bench, network)
     controllers = {observation.network.controller for observation in found}
     if len(controllers | ({arguments.controller} - {None})) > 1:

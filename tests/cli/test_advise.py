@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from horovod_quant.analysis.fabrics import INSIDE_HOST
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.recommendation import FEW
-from horovod_quant.cli import advise, advise_plot
+from horovod_quant.cli import advise, advise_input, advise_plot
 from horovod_quant.cli.main import main
 from horovod_quant.frontends import methods
 from horovod_quant.schemes import QSGD
@@ -131,6 +133,18 @@ def test_a_calibration_is_used(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert all(after > before for before, after in zip(*steps))
     run(*HERE, "--calibrate", str(path), "--controller", "gloo", expected=2)
     assert "Gloo, MPI and DDP differ" in capsys.readouterr().err
+
+
+def test_a_calibration_has_the_links_inside_its_hosts(tmp_path: Path) -> None:
+    path = written(tmp_path, hosts=2, workers_per_host=2)
+    parser = argparse.ArgumentParser()
+    advise_input.add_arguments(parser)
+    options = ["--model", "tiny", "--workers", "4", "--hosts", "2", "--bandwidth", "1gbit"]
+    arguments = parser.parse_args([*options, "--local-bandwidth", "pcie3", "--calibrate", path])
+    network = advise_input.read_network(arguments)
+    (observed,), _ = advise_input.read_calibrations(arguments, network)
+    assert observed.network.local_bandwidth == network.local_bandwidth == INSIDE_HOST["pcie3"].bandwidth
+    assert observed.network.local_latency == network.local_latency == INSIDE_HOST["pcie3"].latency
 
 
 @pytest.mark.parametrize(

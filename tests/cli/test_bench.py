@@ -29,7 +29,7 @@ from horovod_quant.analysis.shapes import parse_shapes  # noqa: E402
 from horovod_quant.bench import choosing, enough, memory, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
-from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
+from horovod_quant.bench.rounds import Found, Measurement, fewest_cores  # noqa: E402
 from horovod_quant.bench.variants import Variant  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
 from horovod_quant.frontends.arguments import GROUP_BYTES  # noqa: E402
@@ -308,6 +308,28 @@ def test_counter_reads_loopback_on_one_host_and_the_way_to_the_others_between_ho
     ):
         assert (unreadable.names, unreadable.bytes_sent()) == ([], None)
     assert Counter([]).bytes_sent() is not None
+
+
+def test_cores_are_those_of_all_workers_of_a_host() -> None:
+    bound = [("a", "01"), ("a", "23"), ("b", "01"), ("b", "234")]
+    assert fewest_cores(bound) == 4
+    assert fewest_cores([("a", "0123"), ("a", "0123")]) == 4
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
+@needs_horovod
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_cores_that_a_launcher_binds_its_workers_to_are_added(tmp_path: Path) -> None:
+    script, path = tmp_path / "worker.sh", tmp_path / "bench.json"
+    one, other = sorted(os.sched_getaffinity(0))[:2]
+    script.write_text(
+        f"case $HOROVOD_RANK in 0) core={one};; *) core={other};; esac\n"
+        f"exec taskset -c $core '{COMMAND}' bench --model tiny --methods qsgd-4 --rounds 1 --json '{path}'\n"
+    )
+    done = horovodrun("gloo", 2, ["sh", script], timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert json.loads(path.read_text())["cores"] == 2
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------------
