@@ -29,6 +29,9 @@ from horovod_quant.cli.problem import Problem, check_file, give_up_output, write
 LAUNCHERS = ("horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python")
 """Example launchers of two workers with Horovod and with DDP."""
 
+HEAD_START = 5.0
+"""Seconds that other workers wait before they print a problem: the launcher ends them if rank 0 has it too."""
+
 EVERY = 1.0
 """Minimum seconds between rounds that are printed and saved."""
 
@@ -274,9 +277,10 @@ class Run:
 def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
     """Create the plan and run it; return the exit status.
 
-    A problem on rank 0 ends all workers before Horovod has connected them.
+    A problem of any worker ends all workers before Horovod has connected them.
     """
-    first = is_first()
+    rank = launch_rank()
+    first = rank == 0
     try:
         plan = make_plan()
         if first and plan.problem:
@@ -284,20 +288,32 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
         if first:
             check_output(plan.json, plan.plot)
     except Problem as problem:
-        return failure(kind.program, str(problem), first)
+        if first:
+            return failure(kind.program, str(problem), first)
+        time.sleep(HEAD_START)
+        return failure(kind.program, f"worker {rank}: {problem}", True)
     return kind(plan).main()
 
 
 def is_first() -> bool:
     """True on the worker that prints, under Horovod or torchrun."""
-    return find_launch_context(os.environ, (*HOROVOD, TORCHRUN)).rank == 0
+    return launch_rank() == 0
+
+
+def launch_rank() -> int:
+    return find_launch_context(os.environ, (*HOROVOD, TORCHRUN)).rank
 
 
 def failure(program: str, problem: str, first: bool) -> int:
-    """Print, on rank 0, the problem that all workers know.
+    """Print, on one worker, a problem.
 
-    Return the exit status. Other workers return 0: at the first other status horovodrun ends all workers, perhaps
-    before rank 0 has printed.
+    Return the exit status. Workers that know the same problem return 0: at the first other status horovodrun ends all
+    workers, perhaps before that one has printed.
+
+    Args:
+        program: the command.
+        problem: the problem.
+        first: whether this is the worker that prints.
     """
     if first:
         write_line(f"{program}: error: {problem}", sys.stderr)

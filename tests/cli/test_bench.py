@@ -26,12 +26,13 @@ from launching import HOROVODRUN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
 from horovod_quant.analysis.shapes import parse_shapes  # noqa: E402
-from horovod_quant.bench import choosing, enough, memory, report  # noqa: E402
+from horovod_quant.bench import choosing, command, enough, memory, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement, fewest_cores  # noqa: E402
 from horovod_quant.bench.variants import Variant  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
+from horovod_quant.cli.problem import Problem  # noqa: E402
 from horovod_quant.frontends.arguments import GROUP_BYTES  # noqa: E402
 from horovod_quant.frontends.methods import parse  # noqa: E402
 
@@ -458,6 +459,24 @@ def test_mistakes_are_explained_before_a_framework_is_imported(options: list[str
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_problem_of_another_worker_alone_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The launcher ends the others at the exit status; before that, rank 0 could print the same problem."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+
+    def plan() -> Any:
+        raise Problem("no such package")
+
+    for rank, said, waits in (("0", "no such package", 0), ("3", "worker 3: no such package", 1)):
+        monkeypatch.setenv("HOROVOD_RANK", rank)
+        assert command.run_plan(plan) == 2
+        assert capsys.readouterr().err == f"horovod-quant bench: error: {said}\n"
+        assert len(waited) == waits
 
 
 @needs_horovod
