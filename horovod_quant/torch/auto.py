@@ -237,7 +237,9 @@ class Auto(Compressor):
             self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
             self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
             if sent is tensor and session.is_horovods:
-                self._passthroughs.append(session.pass_through(call, tensor, size))
+                passed = session.pass_through(call, tensor, size)
+                if passed is not None:
+                    self._passthroughs.append(passed)
         else:
             sent, context = self._compress(tensor, call, session.policy)
         if not session.is_counting:
@@ -265,7 +267,7 @@ class Auto(Compressor):
         else:
             result = super().decompress(output, context)
             session.note_participation(float(output[0]) > bound)
-        session.note_delivery(result.device)
+        session.note_delivery()
         return result
 
     def _plan_of_a_chosen_method(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -42,6 +42,10 @@ class Passthrough:
         self.device = tensor.device
         self.times = 0
 
+    def is_like(self, other: Passthrough) -> bool:
+        """True if both count the same bytes on the same device."""
+        return {**vars(self), "times": 0} == {**vars(other), "times": 0}
+
 
 class TuningSession:
     """Methods and times of one optimizer's steps.
@@ -71,6 +75,7 @@ class TuningSession:
         self._session: Any = None
         self._delivering = False
         self._passthroughs: dict[Any, Passthrough] = {}
+        self._devices: Collection[torch.device] = ()
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
@@ -101,7 +106,7 @@ class TuningSession:
         self._unknown = 0  # steps without a result of the participation probe
         self._trial_step: TrialStep | None = None
         self._passthroughs = {}
-        self._last: Any = None  # time of the latest result
+        self._last: Any = None  # time of the latest result of a trial's step
 
     def _begin_step(self, call: OptimizerCall, device: torch.device) -> None:
         self._delivering = False
@@ -111,23 +116,28 @@ class TuningSession:
         self.policy = self._auto.policy_for(self._candidates[number])
         self.is_horovods = self._phase == "chosen" and self.policy is None
         self.is_counting = self._phase != "chosen" or self._auto.again_after > 0
-        if not self.is_horovods:
-            self._passthroughs = {}
+        self._before, self._last = self._last, None
         if self.is_counting:
-            self.probe.choose(call.expected())
+            expected = call.expected()
+            self.probe.choose(expected)
             self._unknown += 1
             if self._unknown == _MOST_UNKNOWN:
                 notices.log(logging.WARNING, _UNKNOWN, self.label, self.probe.name)
-        self._before, self._last = self._last, None
-        self._first = _now(device)
+            if self._trial_step is not None:
+                devices = {parameter.device for _, parameter in expected} or {device}
+                if devices != self._devices:
+                    self._before = None  # of another clock
+                self._devices = devices
+                self._first = _now(devices)
 
-    def note_delivery(self, device: torch.device) -> None:
+    def note_delivery(self) -> None:
         """Record the time of a gradient's result.
 
         All gradients of the step have arrived before.
         """
         self._delivering = True
-        self._last = _now(device)
+        if self._trial_step is not None:
+            self._last = _now(self._devices)
 
     def _record(self) -> None:
         """Record the time of the step before, which is over."""
@@ -138,12 +148,15 @@ class TuningSession:
 
     # ---- uncompressed steps ----------------------------------------------------------------------------------
 
-    def pass_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> Passthrough:
+    def pass_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> Passthrough | None:
         """Let Horovod reduce the parameter's gradients from now on.
 
-        The work for each is minimal.
+        The work for each is minimal. Returns the passthrough if it is new, else None.
         """
-        self._passthroughs[call.parameter] = passed = Passthrough(call, tensor, size)
+        known, passed = self._passthroughs.get(call.parameter), Passthrough(call, tensor, size)
+        if known is not None and known.is_like(passed):
+            return None
+        self._passthroughs[call.parameter] = passed
         return passed
 
     def passes_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
@@ -151,7 +164,9 @@ class TuningSession:
         from horovod.torch import mpi_ops
 
         passed = self._passthroughs.get(parameter)
-        if passed is None or self._delivering or mpi_ops._handle_map is not self._session:
+        if passed is None or not self.is_horovods or self._delivering:
+            return False
+        if mpi_ops._handle_map is not self._session:
             return False
         if not tensor.is_contiguous() or tensor.device != passed.device:
             return False
@@ -237,16 +252,20 @@ class TuningSession:
         return hvd.allreduce(local, op=hvd.Sum, name=name, process_set=self._process_set).tolist()
 
 
-def _now(device: torch.device) -> Any:
-    """Return a time stamp.
+def _now(devices: Collection[torch.device]) -> Any:
+    """Return a time stamp of the devices of a step's gradients.
 
-    On a GPU it is an event on the current stream.
+    On one GPU it is an event on the current stream. Events of several devices cannot be compared, so there it is the
+    host's time, after waiting for the GPUs' current streams.
     """
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
+    streams = [torch.cuda.current_stream(device) for device in devices if device.type == "cuda"]
+    if len(devices) == len(streams) == 1:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(streams[0])
+        return event
+    for stream in streams:
+        stream.synchronize()
+    return time.perf_counter()
 
 
 def _seconds(begin: Any, end: Any) -> float:

@@ -182,6 +182,15 @@ def auto_is_horovod_itself_where_nothing_pays() -> None:
     traffic = auto.stats().total
     assert traffic.bytes_sent == traffic.float32_bytes > 4 * elements * (hvd.size() - 1) / hvd.size()
 
+    counting = hvq.Auto(methods=METHODS[:1], again_after=10**6)  # whose steps go on to count
+    counting.load_state_dict(_state(min(dict(net().named_parameters())), "none"))
+    training = _Training(counting, net())
+    training.steps(2)
+    passthroughs, before = len(counting._passthroughs), counting.stats().total.bytes_sent
+    training.steps(3)
+    assert len(counting._passthroughs) == passthroughs == len(training.names)
+    assert counting.stats().total.bytes_sent == before * 5 / 2
+
 
 def _state(label: str, method: str, workers: int = 0) -> dict[str, Any]:
     choice = {"method": method, "workers": workers or hvd.size()}

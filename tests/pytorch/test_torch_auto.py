@@ -6,12 +6,14 @@ import copy
 import pickle
 import re
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant.autotune.trial import Report
+from horovod_quant.torch import tuning_session
 from horovod_quant.torch.participation import ParticipationProbe, probe_bound, with_probe
 from horovod_quant.torch.tuning_session import TuningSession
 
@@ -128,6 +130,21 @@ def test_the_former_name_of_the_limit_was_a_root() -> None:
         hvq.Auto(max_error=-0.3)
     with pytest.raises(TypeError, match="two names of one argument"):
         hvq.Auto(max_nmse=0.04, max_error=0.2)
+
+
+def test_gradients_of_several_devices_are_timed_by_the_hosts_clock() -> None:
+    cpu, one, other = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
+    with (
+        mock.patch.object(torch.cuda, "current_stream") as stream,
+        mock.patch.object(torch.cuda, "Event") as event,
+    ):
+        assert tuning_session._now({one}) is event.return_value
+        event.return_value.record.assert_called_once_with(stream.return_value)
+        for devices, gpus in (({cpu}, []), ({cpu, one}, [one]), ({one, other}, [one, other])):
+            stream.reset_mock()
+            assert isinstance(tuning_session._now(devices), float)
+            assert sorted(map(str, (each.args[0] for each in stream.call_args_list))) == list(map(str, gpus))
+            assert stream.return_value.synchronize.call_count == len(gpus)
 
 
 def test_the_probe_is_a_small_vector_and_another_one_when_it_is_gone() -> None:
