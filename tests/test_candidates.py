@@ -120,6 +120,16 @@ def test_names_are_full_ones_without_repetition() -> None:
         candidates.named(["global-qsgd-5"], Workers(0, 64), False)
 
 
+def test_names_that_do_not_support_the_workers_are_left_out_if_others_do() -> None:
+    (kept,), left_out = candidates.possible(["global-qsgd-5", "eden-3"], Workers(0, 64), False)
+    assert kept.name == "eden-3"
+    (reason,) = left_out
+    assert reason.startswith("global-qsgd-5 (bits=5: the sum of 64 workers' integers does not fit")
+    assert candidates.possible(["global-qsgd-5"], Workers(0, 4), False)[1] == []
+    with pytest.raises(ValueError, match="bits=5: the sum of 64 workers' integers does not fit"):
+        candidates.possible(["global-qsgd-5", "global-qsgd-4"], Workers(0, 64), False)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

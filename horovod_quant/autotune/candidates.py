@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -116,6 +116,26 @@ def named(
         assert scheme is not None
         found.append(_candidate(name, scheme, workers, hierarchical, inside))
     return found
+
+
+def possible(
+    names: Sequence[str], workers: Workers, hierarchical: bool, inside: Inside = FLOAT32
+) -> tuple[list[Candidate], list[str]]:
+    """Return the named methods that support the workers, and the refusals.
+
+    Raises:
+        ValueError: no method supports them.
+    """
+    found: list[Candidate] = []
+    refused: dict[str, ValueError] = {}
+    for name in names:
+        try:
+            found += named([name], workers, hierarchical, inside)
+        except ValueError as error:
+            refused[name] = error
+    if not found:
+        raise refused[names[0]]
+    return found, [f"{name} ({error})" for name, error in refused.items()]
 
 
 def check_names(names: Any) -> tuple[str, ...]:

@@ -139,6 +139,7 @@ class Auto(Compressor):
     def _bind(self) -> None:
         super()._bind()
         self._passthroughs: list[Passthrough] = []
+        self._left_out: list[str] = []
         self._policies: dict[Scheme, Policy] = {}
         self._reports: dict[str, Report] = {}
         self._choices: dict[str, _Choice] = {}
@@ -311,15 +312,23 @@ class Auto(Compressor):
         if size == 1 or not self.policy.compresses_any(self._elements(call)):
             return (candidates.NONE,)
         workers, hierarchical = Workers(0, size, local_size=self._local_size()), bool(self.hierarchical)
-        found = self._methods_for(workers, hierarchical)
+        found = self._methods_for(workers, hierarchical, call.process_set.rank() == 0)
         if not self._said_it_sends_more and call.process_set.rank() == 0:
             reducing = Workers(0, workers.nodes)
             self._said_it_sends_more = no_gain.warn_of_candidates(found, reducing, hierarchical)
         return (candidates.NONE, *found)
 
-    def _methods_for(self, workers: Workers, hierarchical: bool) -> Sequence[Candidate]:
+    def _methods_for(self, workers: Workers, hierarchical: bool, first: bool) -> Sequence[Candidate]:
+        """Return the methods to try; warn of those left out."""
         if self.methods is not None:
-            return candidates.named(self.methods, workers, hierarchical, self.inside)
+            found, left_out = candidates.possible(self.methods, workers, hierarchical, self.inside)
+            if first and left_out and left_out != self._left_out:
+                self._left_out = left_out
+                notices.warn(
+                    f"Auto leaves out methods that {workers.size} workers cannot use: {', '.join(left_out)}",
+                    stacklevel=2,
+                )
+            return found
         usable = candidates.usable()
         return candidates.find(self.max_nmse, workers, hierarchical, usable, self._on_device, self.inside)
 

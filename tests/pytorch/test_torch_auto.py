@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant.autotune.trial import Report
+from horovod_quant.schemes.base import Workers
 from horovod_quant.torch import tuning_session
 from horovod_quant.torch.participation import ParticipationProbe, probe_bound, with_probe
 from horovod_quant.torch.tuning_session import TuningSession
@@ -130,6 +132,27 @@ def test_the_former_name_of_the_limit_was_a_root() -> None:
         hvq.Auto(max_error=-0.3)
     with pytest.raises(TypeError, match="two names of one argument"):
         hvq.Auto(max_nmse=0.04, max_error=0.2)
+
+
+def test_methods_that_a_resize_makes_impossible_are_left_out_with_one_warning() -> None:
+    auto = hvq.Auto(methods=["global-qsgd-5", "eden-3"])
+
+    def tried(workers: int, first: bool = True) -> list[str]:
+        return [each.name for each in auto._methods_for(Workers(0, workers), False, first)]
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert tried(4) == ["global-qsgd-5", "eden-3"]
+        assert tried(64, first=False) == ["eden-3"]
+        assert not warned
+        assert tried(64) == tried(64) == ["eden-3"]
+    (message,) = (str(each.message) for each in warned)
+    assert message.startswith(
+        "Auto leaves out methods that 64 workers cannot use: global-qsgd-5 (bits=5: the sum of"
+    )
+    only = hvq.Auto(methods=["global-qsgd-5"])
+    with pytest.raises(ValueError, match="bits=5: the sum of 64 workers' integers does not fit"):
+        only._methods_for(Workers(0, 64), False, True)
 
 
 def test_gradients_of_several_devices_are_timed_by_the_hosts_clock() -> None:
