@@ -10,7 +10,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType, FrameType
 from typing import Any, Callable, Union
 
@@ -253,7 +253,7 @@ class ParameterFinder:
     """Lookup of the names given to a compressor, by parameter.
 
     For callers that `identify` does not know, it finds names by the identity of gradients. A copied or unpickled finder
-    has names only, and takes the parameters from the first optimizer that uses it.
+    has names only, and takes the parameters from the first optimizer or DDP model that uses it.
 
     Args:
         named_parameters: pairs of a name and a parameter.
@@ -276,9 +276,26 @@ class ParameterFinder:
         Raises:
             ValueError: the names of a copy do not fit the optimizer's parameters.
         """
-        if self._unmatched:
-            self._match(call.optimizer)
+        self.match(parameter for group in call.optimizer.param_groups for parameter in group["params"])
         return self._find(lambda parameter: parameter is call.parameter)
+
+    def match(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Give the names of a copy to parameters, by their order.
+
+        Raises:
+            ValueError: the shapes are others.
+        """
+        if not self._unmatched:
+            return
+        parameters = list(parameters)
+        if [tuple(each.shape) for each in parameters] != [shape for _, shape in self._unmatched]:
+            raise ValueError(
+                f"named_parameters: this compressor is a copy, which has {len(self._unmatched)} names but no "
+                f"parameters, and the {len(parameters)} parameters here have different shapes; construct a new "
+                f"compressor with named_parameters="
+            )
+        self.named = [(name, parameter) for (name, _), parameter in zip(self._unmatched, parameters)]
+        self._unmatched = []
 
     def direct_call(self, tensor: Any, process_set: Any) -> DirectCall:
         """Return the call of an unknown caller, named by its gradient.
@@ -301,15 +318,3 @@ class ParameterFinder:
                 self._next = position + 1
                 return name
         return None
-
-    def _match(self, optimizer: Any) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        shapes = [tuple(parameter.shape) for parameter in parameters]
-        if shapes != [shape for _, shape in self._unmatched]:
-            raise ValueError(
-                f"named_parameters: this compressor is a copy, which has {len(self._unmatched)} names but no "
-                f"parameters, and the optimizer's {len(parameters)} parameters have different shapes; construct a "
-                f"new compressor with named_parameters= for this optimizer"
-            )
-        self.named = [(name, parameter) for (name, _), parameter in zip(self._unmatched, parameters)]
-        self._unmatched = []

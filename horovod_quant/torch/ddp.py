@@ -17,7 +17,7 @@ from horovod_quant.frontends.stats import Stats
 from horovod_quant.torch.averaging import FLOATS, Averager, Bucket, Member, require_usable
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.driver import Driver
-from horovod_quant.torch.parameter_names import named_parameters
+from horovod_quant.torch.parameter_names import named_parameters, unwrapped
 
 _DETACHED = (
     "ddp: this State is a copy, or was unpickled, and belongs to no model; call hvq.ddp.register(ddp_model, "
@@ -50,6 +50,8 @@ class State:
         require_usable(compression, "ddp")
         self.compression = compression
         finder = compression._finder
+        if finder is not None:
+            finder.match(unwrapped(ddp_model).parameters())
         everything = named_parameters(ddp_model, None if finder is None else finder.named)
         ignored = {
             id(each)

@@ -427,6 +427,30 @@ def copies_and_pickles_of_models_work() -> None:
 
 
 @scenario
+def copies_have_the_names_that_a_compressor_was_given() -> None:
+    model = net()
+    named = [(f"my.{name}", each) for name, each in model.named_parameters()]
+    ddp = DistributedDataParallel(model)
+    state = hvq.ddp.register(ddp, hvq.QSGD(named_parameters=named, exclude="my.0.*"))
+    net_loss(ddp, 0, rank()).backward()
+    copies = [copy.deepcopy(ddp), pickle.loads(pickle.dumps(ddp))]
+    ddp.zero_grad()
+    net_loss(ddp, 1, rank()).backward()
+    for copied in copies:
+        compression = copied._comm_hooks[0][1].compression
+        copied.zero_grad()
+        new = hvq.ddp.register(copied, compression)
+        net_loss(copied, 1, rank()).backward()
+        assert new.state_dict() == state.state_dict()
+        for name, values in own_gradients(model).items():
+            if values.size >= 1024 and not name.startswith("0."):
+                assert values.tobytes() == own_gradients(copied.module)[name].tobytes(), name
+    other = DistributedDataParallel(torch.nn.Linear(40, 60))
+    detached = pickle.loads(pickle.dumps(state)).compression
+    everybody_raises(ValueError, "this compressor is a copy", lambda: hvq.ddp.register(other, detached))
+
+
+@scenario
 def workers_that_run_out_of_data_join() -> None:
     model, compression = net(), hvq.QSGD()
     ddp = DistributedDataParallel(model, **SMALL_BUCKETS)
