@@ -116,7 +116,7 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
             raise ValueError("fsdp: inside=True needs a mesh of two workers or more; this one has 1")
         state = State(compression, Averager(compression, mesh.group, device, shapes, names))
     else:
-        ranks = _counterparts(mesh) if group is None else None
+        ranks = _counterparts(units) if group is None else None
         averager = Averager(compression, group, device, shapes, names, ranks)
         if averager.groups.workers.size == 1:
             raise ValueError(_ALONE)
@@ -148,11 +148,19 @@ class _Mesh(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A parameter's name, shape, and padded elements per worker."""
+    """A parameter of an FSDP module.
+
+    Attributes:
+        name: its name.
+        shape: its whole shape.
+        padded: padded elements per worker.
+        workers: the number of workers on its device mesh, which with tensor parallelism is larger than the module's.
+    """
 
     name: str
     shape: tuple[int, ...]
     padded: int
+    workers: int
 
     @property
     def elements(self) -> int:
@@ -230,6 +238,7 @@ def _shards(group: Any, names: Mapping[int, str]) -> list[_Shard]:
             names[id(each.sharded_param)],
             tuple(each.sharded_param.shape),
             each.padded_sharded_param_size.numel(),
+            each.sharded_param.device_mesh.size(),
         )
         for each in group.fsdp_params
         if each.sharded_param.requires_grad
@@ -246,11 +255,19 @@ def _mesh(info: Any) -> _Mesh:
     return _Mesh(dist.get_process_group_ranks(group), dist.get_rank(group), group)
 
 
-def _counterparts(mesh: _Mesh) -> list[int]:
+def _counterparts(units: Sequence[_Unit]) -> list[int]:
     """Return the ranks of the workers with the same shard.
 
     They are in the order of their meshes.
     """
+    mesh = units[0].mesh
+    for shard in (shard for unit in units for shard in unit.shards):
+        if shard.workers > len(mesh.ranks):
+            raise ValueError(
+                f"fsdp: {shard.name} is divided among {shard.workers} workers, and the mesh given to fully_shard has "
+                f"{len(mesh.ranks)}, as with tensor parallelism; give group=, the process group of the workers that "
+                f"hold the same shard"
+            )
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, tuple(mesh.ranks))
     meshes = sorted(set(everyone))

@@ -15,6 +15,7 @@ from harness import METHODS, data, everybody_raises, net, net_loss, own_gradient
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels, simulator
@@ -36,11 +37,13 @@ def per_node() -> int:
     return size() // 2 if size() % 2 == 0 else 1
 
 
+def both_dimensions() -> Any:
+    return init_device_mesh("cpu", (size() // per_node(), per_node()), mesh_dim_names=("node", "worker"))
+
+
 def node_mesh() -> Any:
     """Of the workers of this worker's node."""
-    return init_device_mesh("cpu", (size() // per_node(), per_node()), mesh_dim_names=("node", "worker"))[
-        "worker"
-    ]
+    return both_dimensions()["worker"]
 
 
 def whole_mesh() -> Any:
@@ -299,6 +302,33 @@ def a_parameter_frozen_on_one_worker_ends_all_workers() -> None:
 
 
 @scenario
+def tensor_parallel_parameters_need_the_group() -> None:
+    parts = 2 if size() % 2 == 0 else size()
+    nodes = size() // parts
+    twin = net()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+    def parallel(mesh: Any) -> torch.nn.Module:
+        return sharded(parallelize_module(net(), mesh["tensor"], plan), mesh["data"])
+
+    flat = init_device_mesh("cpu", (nodes, parts), mesh_dim_names=("data", "tensor"))
+    text = "as with tensor parallelism"
+    everybody_raises(ValueError, text, lambda: hvq.fsdp.register(parallel(flat), hvq.QSGD()))
+    if nodes == 1:
+        return
+    deep = init_device_mesh("cpu", (nodes, 1, parts), mesh_dim_names=("node", "data", "tensor"))
+    for mesh, options in ((flat, {"inside": True}), (deep, {"group": deep["node"].get_group()})):
+        model = parallel(mesh)
+        hvq.fsdp.register(model, hvq.QSGD(bits=8), **options)
+        net_loss(model, 0, rank() // parts).backward()
+        everyone = everyones_gradients(twin, net_loss, 0)[:nodes]
+        for name, parameter in model.named_parameters():
+            exact = np.mean([own[name] for own in everyone], axis=0)
+            got = parameter.grad.full_tensor().numpy().reshape(-1)
+            assert np.linalg.norm(got - exact) < 0.05 * np.linalg.norm(exact), name
+
+
+@scenario
 def what_is_refused() -> None:
     def refused(text: str, model: Any, compression: Any = None, **options: Any) -> None:
         chosen = hvq.QSGD() if compression is None else compression
@@ -314,7 +344,7 @@ def what_is_refused() -> None:
     refused("group= names workers between nodes", flat, group=dist.group.WORLD, inside=True)
     refused("QSGD, NUQSGD or EDEN without Elias coding", flat, hvq.GlobalQSGD(), inside=True)
     refused("QSGD, NUQSGD or EDEN without Elias coding", flat, hvq.QSGD(coding="elias"), inside=True)
-    two = init_device_mesh("cpu", (size() // per_node(), per_node()), mesh_dim_names=("node", "worker"))
+    two = both_dimensions()
     refused("on a mesh with two dimensions PyTorch averages between nodes", fully_shard(net(), mesh=two))
     other = ShardPlacementResult(None, FSDPMeshInfo(mesh=node_mesh(), shard_mesh_dim=0))
     several = fully_shard(

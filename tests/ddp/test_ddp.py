@@ -28,6 +28,7 @@ IN_EVERY_TIER = {
     ("fsdp_scenarios", 4): [
         "between_nodes_every_method_has_the_simulators_bits",
         "inside_a_mesh_gradients_are_rounded_once",
+        "tensor_parallel_parameters_need_the_group",
     ],
 }
 """Of the launches that are left to --all: with two workers all scenarios run."""
