@@ -168,7 +168,14 @@ class _Shard(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """An FSDP module, whose parameters have their gradients in one flat buffer."""
+    """An FSDP module, whose parameters have their gradients in one flat buffer.
+
+    Attributes:
+        module: the module.
+        mesh: its mesh.
+        device: the gradients' device.
+        shards: the parameters that need gradients; none if all are frozen.
+    """
 
     module: Any
     mesh: _Mesh
@@ -185,7 +192,8 @@ class _Unit(NamedTuple):
         if sum(padded) != buffer.numel():
             raise RuntimeError(
                 f"fsdp: {buffer.numel()} elements of gradients came where the parameters' shards have {sum(padded)}; "
-                f"give every parameter a gradient in each step, and freeze none after register()"
+                f"call register() again after freezing or unfreezing parameters, and give every parameter a gradient "
+                f"in each step"
             )
         return list(buffer.split(padded))
 
@@ -206,11 +214,11 @@ def _require_hook(inside: bool) -> None:
 
 
 def _units(model: Any) -> list[_Unit]:
-    """Return the FSDP modules with parameters that need gradients."""
+    """Return the FSDP modules with parameters, those that need gradients first."""
     from torch.distributed.fsdp import FSDPModule
 
     names = {id(parameter): name for name, parameter in named_parameters(model).items()}
-    found = []
+    found, frozen = [], []
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state = module._get_fsdp_state()
@@ -224,12 +232,15 @@ def _units(model: Any) -> list[_Unit]:
                 shards = _shards(groups[0], names)
                 if shards:
                     found.append(_Unit(module, _mesh(groups[0].mesh_info), groups[0].device, shards))
+                else:
+                    frozen.append(module)
     if not found:
         raise ValueError(
             f"model={type(model).__name__}(...): it has no FSDP module with gradients; call "
             f"torch.distributed.fsdp.fully_shard(model, mesh=...) first"
         )
-    return found
+    # Without a hook a module that is unfrozen later would not be averaged. Its mesh may be another one until then.
+    return found + [found[0]._replace(module=module, shards=[]) for module in frozen]
 
 
 def _shards(group: Any, names: Mapping[int, str]) -> list[_Shard]:

@@ -302,6 +302,47 @@ def a_parameter_frozen_on_one_worker_ends_all_workers() -> None:
 
 
 @scenario
+def layers_unfrozen_after_register() -> None:
+    for mesh, options, predict in ((node_mesh(), {}, between), (whole_mesh(), {"inside": True}, inside)):
+        model = net()
+        twin = copy.deepcopy(model)
+        model[4].requires_grad_(False)
+        model = sharded(model, mesh)
+        compression = hvq.QSGD()
+        state = hvq.fsdp.register(model, compression, **options)
+        net_loss(model, 0, rank()).backward()
+        model[4].requires_grad_(True)
+        again = hvq.fsdp.register(model, compression, **options)
+        again.load_state_dict(state.state_dict())
+        everyone = everyones_gradients(twin, net_loss, 1)
+        expected = predict(compression, everyone, twin, 1)
+        first = predict(compression, everyone, twin, 0)
+        expected.update({name: each for name, each in first.items() if name.startswith("4.")})
+        model.zero_grad()
+        net_loss(model, 1, rank()).backward()
+        assert_shards(model, expected, "registered again")
+
+        model = net()
+        model[4].requires_grad_(False)
+        model = sharded(model, mesh)
+        state = hvq.fsdp.register(model, hvq.QSGD(), **options)
+        model[4].requires_grad_(True)
+        text = "call register() again after freezing or unfreezing parameters"
+        everybody_raises(RuntimeError, text, lambda: net_loss(model, 0, rank()).backward())  # noqa: B023
+
+
+@scenario
+def frozen_modules_may_have_another_mesh() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    fully_shard(model[0], mesh=both_dimensions())
+    for layer in (model[2], model[4]):
+        fully_shard(layer, mesh=node_mesh())
+    hvq.fsdp.register(model, hvq.QSGD())
+    net_loss(model, 0, rank()).backward()
+
+
+@scenario
 def tensor_parallel_parameters_need_the_group() -> None:
     parts = 2 if size() % 2 == 0 else size()
     nodes = size() // parts
