@@ -107,7 +107,7 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
     if any(unit.mesh.ranks != mesh.ranks for unit in units):
         raise ValueError("fsdp: the model's FSDP modules have different meshes; use one mesh for all of them")
     shapes = {shard.name: shard.shape for unit in units for shard in unit.shards}
-    device = units[0].device
+    device = units[0].group.device
     names = named_parameters(model)
     if inside:
         if group is not None:
@@ -173,13 +173,13 @@ class _Unit(NamedTuple):
     Attributes:
         module: the module.
         mesh: its mesh.
-        device: the gradients' device.
+        group: PyTorch's ``FSDPParamGroup``.
         shards: the parameters that need gradients; none if all are frozen.
     """
 
     module: Any
     mesh: _Mesh
-    device: torch.device
+    group: Any
     shards: list[_Shard]
 
     def split(self, buffer: torch.Tensor) -> list[torch.Tensor]:
@@ -231,7 +231,7 @@ def _units(model: Any) -> list[_Unit]:
             if groups[0] is not None:
                 shards = _shards(groups[0], names)
                 if shards:
-                    found.append(_Unit(module, _mesh(groups[0].mesh_info), groups[0].device, shards))
+                    found.append(_Unit(module, _mesh(groups[0].mesh_info), groups[0], shards))
                 else:
                     frozen.append(module)
     if not found:
@@ -297,7 +297,10 @@ def _counterparts(units: Sequence[_Unit]) -> list[int]:
 
 
 class _InterNode:
-    """Hook that averages the flat buffer of a module's shards between nodes."""
+    """Hook that averages the flat buffer of a module's shards between nodes.
+
+    With ``set_gradient_divide_factor()`` it adds, as PyTorch does between nodes: the factor is for all workers.
+    """
 
     def __init__(self, state: State, unit: _Unit) -> None:
         self._state, self._unit = state, unit
@@ -315,6 +318,8 @@ class _InterNode:
         shards = self._unit.split(buffer)
         averager.count(self._bucket)
         averager.average(self._bucket, shards, averager.memory(buffer.device))
+        if getattr(self._unit.group, "gradient_divide_factor", None) is not None:
+            buffer.mul_(averager.groups.workers.size)
 
 
 class _IntraMesh:

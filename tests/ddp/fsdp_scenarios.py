@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from harness import METHODS, data, everybody_raises, net, net_loss, own_gradients, scenario, warned
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -340,6 +340,24 @@ def frozen_modules_may_have_another_mesh() -> None:
         fully_shard(layer, mesh=node_mesh())
     hvq.fsdp.register(model, hvq.QSGD())
     net_loss(model, 0, rank()).backward()
+
+
+@scenario
+def a_divide_factor_counts_as_with_pytorchs_own_average() -> None:
+    whole = both_dimensions()
+    gradients = []
+    for mesh in (whole, whole["worker"]):
+        model = sharded(net(), mesh)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(3.0)
+                module.set_force_sum_reduction_for_comms(per_node() > 1)  # Gloo has no PREMUL_SUM
+        if mesh is not whole:
+            hvq.fsdp.register(model, hvq.QSGD(bits=8))
+        net_loss(model, 0, rank()).backward()
+        gradients.append([each.grad.full_tensor() for each in model.parameters()])
+    for exact, got in zip(*gradients):
+        assert (got - exact).norm() < 0.05 * exact.norm(), f"{got.norm()} is not {exact.norm()}"
 
 
 @scenario
