@@ -12,7 +12,7 @@ from helpers import SCHEMES, gaussian, owned_states
 
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.rotated_sum import SHARED
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import Inside
@@ -98,6 +98,18 @@ def main(path: str) -> None:
             **case.arguments,
         )
         results[name] = (result.decoded, result.merges, own_states, result.exchanged_again)
+
+    class HostsOfAnyRanks(MPI.Intracomm):
+        """Ranks of two hosts, of which the second has those in the middle."""
+
+        def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
+            return self.Split(0 if rank in (0, self.size - 1) else 1, key)
+
+    if MPI.COMM_WORLD.Get_size() == 4:
+        given = [gaussian(rank, 5000)]
+        results["hosts of any ranks"] = mpi.run(
+            Hierarchical(EDEN()), given, comm=HostsOfAnyRanks(MPI.COMM_WORLD)
+        ).decoded
     results["refused"] = []
     for scheme, local_size in itertools.product((QSGD(), Hierarchical(QSGD())), (0, -2, 6)):
         try:

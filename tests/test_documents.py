@@ -267,6 +267,7 @@ COMMANDS: dict[str, Entry] = {
     "scripts/reproduce seconds": TRAINS,
     "scripts/reproduce machines": TRAINS,
     "scripts/reproduce rivals": TRAINS,
+    "scripts/reproduce more-workers": TRAINS,
     "scripts/reproduce nuqsgd-training": TRAINS,
     "scripts/reproduce binsgdm-tuning": TRAINS,
     "scripts/reproduce by-workers": LAB_STUDY,

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers import by_default, same_bits, simulate
+from helpers import by_default, gaussian, same_bits, simulate
 from mpi_worker import Case, cases, gradients, states
 
 FOLDER = Path(__file__).parent
@@ -94,3 +95,10 @@ def test_nodes_that_the_ranks_do_not_fill_are_refused(ranks: list) -> None:
         f"hierarchical: {size} workers cannot form nodes of 6; start the same number on every node",
     ]
     assert all(rank["refused"] == 2 * messages for rank in ranks)
+
+
+def test_hosts_may_have_any_ranks(ranks: list) -> None:
+    if len(ranks) == 4:
+        exact = np.mean([gaussian(rank, 5000) for rank in range(4)], axis=0)
+        for (found,) in (rank["hosts of any ranks"] for rank in ranks):
+            assert np.sum((found - exact) ** 2) < 0.2 * np.sum(exact**2)

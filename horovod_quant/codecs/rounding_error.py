@@ -76,9 +76,9 @@ def gaussian_error(
 ) -> float:
     """Return the expected rel_rmse for independent Gaussian gradients.
 
-    It is ``||average - exact|| / ||exact||``. For levels that do not depend on the number of workers, it does not
-    depend on it either, if workers draw independently or their number is even: rounding errors average out just as such
-    gradients do.
+    It is ``||average - exact|| / ||exact||``. For levels that do not depend on the number of workers, and one rounding,
+    it does not depend on it either, if workers draw independently or their number is even: rounding errors average out
+    just as such gradients do.
 
     Args:
         grid: the levels, from 0 to 1, to which magnitudes divided by the norm are rounded stochastically.
@@ -86,13 +86,19 @@ def gaussian_error(
         elements: number of elements that share a norm; of all workers, if the workers share it.
         rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.base.worker_key`.
         workers: number of workers that round.
-        again: True if the reducer rounds the average once more.
+        again: True if the reducer rounds the average once more, to the same levels: it is smaller than the workers'
+            values by about the root of their number.
     """
     drawing = 1
     if is_correlated(rounding):
         drawing = workers if workers % 2 else 2  # any number of pairs equals one pair
     scale, one, cancelled = _variances(np.asarray(grid, np.float64).tobytes(), norm, elements, drawing)
-    return scale * math.sqrt((one - cancelled + one * again) / float((_values() ** 2).mean()))
+    square = float((_values() ** 2).mean())
+    nmse = scale**2 * (one - cancelled) / square
+    if again:
+        ratios = np.minimum(_values() * math.sqrt((1.0 + nmse) / workers) / scale, 1.0)
+        nmse += scale**2 * workers * float(rounding_variance(ratios, grid).mean()) / square
+    return math.sqrt(nmse)
 
 
 @functools.lru_cache(maxsize=1)

@@ -125,6 +125,7 @@ KERNEL(void, add_rotated_each)(i64 gradients, const u32* const* words, const flo
 // The elements as float32, times a factor, in the types of `out`.
 KERNEL(void, scale_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts, float factor,
                          void* const* out, const i64* out_types) {
+  DefaultArithmetic scope;
   for (i64 i = 0; i < gradients; i++) {
     Reader in(x[i], types[i], counts[i]);
     Writer to(out[i], out_types[i], counts[i]);

@@ -337,11 +337,13 @@ def binarize_each(
     keys, first = _keys_and_starts(keys, starts, table.count)
     _check_offsets("words", words_at, ROW * -(-table.lengths // TILE), len(out))
     broken = np.empty(table.buckets(TILE), bool)
-    words = np.array(address(validated(out, np.int32, "out")) + 4 * words_at, np.uintp)
+    result = Out(out, len(out), np.int32)
+    words = np.array(address(result.array) + 4 * words_at, np.uintp)
     call(
         "binarize_each", table.count, table.data, table.types, table.counts, m.table.data, b.table.data,
         address(keep), address(take), address(keys), address(first), address(words), address(broken),
     )  # fmt: skip
+    result.done()
     m.done()
     b.done()
     return broken
@@ -365,11 +367,13 @@ def vote_each(
     _check_offsets("words", words_at, ROW * tile_counts, min(len(out), *map(len, pieces)))
     pieces = [validated(piece, np.int32, "pieces") for piece in pieces]
     keys, first = _keys_and_starts(keys, starts, len(tile_counts))
-    words, results = _addresses(pieces, words_at), _addresses([validated(out, np.int32, "out")], words_at)
+    result = Out(out, len(out), np.int32)
+    words, results = _addresses(pieces, words_at), _addresses([result.array], words_at)
     call(
         "vote_each", len(tile_counts), address(tile_counts), address(words), len(pieces), address(keys),
         address(first), address(results),
     )  # fmt: skip
+    result.done()
 
 
 def decode_signs_each(
@@ -382,7 +386,8 @@ def decode_signs_each(
     results = _Outs(outs)
     table = results.table
     _check_offsets("words", words_at, ROW * -(-table.lengths // TILE), len(piece))
-    words = _addresses([validated(piece, np.int32, "piece")], words_at)
+    piece = validated(piece, np.int32, "piece")  # a copy has to outlive the call
+    words = _addresses([piece], words_at)
     call("decode_signs_each", table.count, address(words), table.counts, magnitude, table.data, table.types)
     results.done()
 

@@ -133,7 +133,7 @@ def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers,
         )
     node, local_rank = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
     workers = Workers(node * local.Get_size() + local_rank, size, local_size=local.Get_size())
-    return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(local_rank, rank)}
+    return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(local_rank, node)}
 
 
 def _perform(comm: Any, request: Any, merges: list[Merge]) -> Any:

@@ -111,7 +111,11 @@ CLAUSES = {
         "1-bit Adam ends within 1%": "Adam's loss with 1-bit Adam",
         "ends at a lower loss": "a lower loss with EDEN than with the rivals",
     },
-    "more-workers": {"ends within 1%": "losses within 1% of float32"},
+    "more-workers": {
+        "GlobalQSGD(bits=8) ends": "GlobalQSGD within 1% of float32",
+        "rotate=True) ends": "GlobalQSGD with a rotation within 1%",
+        "ends within 1%": "QSGD and EDEN within 1%",
+    },
 }
 """Parts of statements and their clauses, by claim. The first part that a statement has counts."""
 

@@ -28,6 +28,15 @@ def test_errors_are_those_of_the_simulator(name: str, workers: int, rounding: st
     assert scheme.relative_error(workers, workers) == scheme.expected_nmse(workers, workers) ** 0.5
 
 
+@pytest.mark.parametrize("workers", [4, 16])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_reducer_rounds_small_averages_to_the_workers_levels(bits: int, workers: int) -> None:
+    scheme = GlobalQSGD(bits, levels="exponential")
+    gradients = np.random.default_rng(1).standard_normal((workers, 32 * 1024))
+    simulated = simulator.run(scheme, gradients).nmse
+    assert scheme.expected_nmse(workers, workers) == pytest.approx(simulated, rel=0.15)
+
+
 def test_the_error_is_that_of_the_exchange_that_the_workers_run() -> None:
     for scheme in (QSGD(), NUQSGD()):
         few, many = scheme.expected_nmse(4, 4), scheme.expected_nmse(8, 8)
