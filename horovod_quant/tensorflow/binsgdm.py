@@ -15,6 +15,7 @@ from horovod_quant.frontends import nodes
 from horovod_quant.frontends.binsgdm import moves_by_averages, require_beta, require_same_beta
 from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
+from horovod_quant.tensorflow.collectives import is_elastic
 from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.member import Member, StoredState
@@ -66,6 +67,17 @@ class BinSGDMCompressor(Compressor):
         require_same_beta(self.beta, [own.beta])
         self._optimizer = weakref.ref(own)
         own.has_compressor = True
+
+    def compress_for(self, call: HorovodCall, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Compress a floating-point tensor for a caller that describes its reduction.
+
+        For one worker Horovod traces this in a branch that does not run; the optimizer then has the gradient itself.
+        """
+        workers = call.process_set
+        if call.variable is None or is_elastic() or (workers.included() and workers.size() > 1):
+            return super().compress_for(call, tensor)
+        self._check(call, self._name(call), tensor)
+        return tensor, None
 
     def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> StoredState:
         optimizer = None if self._optimizer is None else self._optimizer()

@@ -6,6 +6,7 @@ are measured, one allreduce for each gradient averages them exactly, in float32,
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from typing import Any
 
@@ -26,7 +27,8 @@ class ErrorSampler:
 
     def __init__(self, every: int, share: float) -> None:
         self._every, self._share = every, share
-        self._exchanges: Counter[str] = Counter()
+        self._exchanges: Counter[tuple[str, str | None]] = Counter()
+        self._lock = threading.Lock()  # TensorFlow's threads count
         self._errors: dict[str, deque[tuple[float, float]]] = {}
 
     def __bool__(self) -> bool:
@@ -60,8 +62,10 @@ class ErrorSampler:
         count = worker_count(scope.process_set)
 
         def is_due(_: np.ndarray) -> np.bool_:
-            self._exchanges[name] += 1
-            return np.bool_(self._exchanges[name] % self._every == 0)
+            # Where a graph reduces a name twice, workers may come to the two in different orders.
+            with self._lock:
+                self._exchanges[name, scope.label] += 1
+                return np.bool_(self._exchanges[name, scope.label] % self._every == 0)
 
         def keep(total: np.ndarray, found: np.ndarray, workers: np.ndarray) -> np.int32:
             if total[0] == workers:  # otherwise one of them has called hvd.join()

@@ -1002,6 +1002,15 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
     alone.train_on_batch(*next(batches(1)))
     for old, new in zip(before, alone.get_weights()):
         np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
+    if SUBSET[0].size() == 1:  # neither its worker nor the other has anybody to reduce with
+        compressor, model = make(process_set=SUBSET[0]), keras_model()
+        optimizer = keras_hvd.DistributedOptimizer(
+            hvq.optim.BinSGDM(1e-3), compression=compressor, process_set=SUBSET[0]
+        )
+        model.compile(optimizer=optimizer, loss="mse")
+        model.train_on_batch(*next(batches(1)))
+        for one, other in zip(model.get_weights(), alone.get_weights()):
+            assert_bits_equal(one, other, "one worker, with Horovod's optimizer")
 
 
 def binsgdm_and_zero_gradients(make: Make) -> None:
