@@ -112,7 +112,7 @@ def test_the_readme_compares_binsgdm_with_adam_in_the_same_number_of_steps() -> 
         for each in binsgdm_tuning.verdicts(figures_of("binsgdm-tuning"))
         if "After 2,000 steps" in each.statement
     )
-    assert f" ({found.evidence} against Adam with twice the steps) | " in (ROOT / "README.md").read_text()
+    assert f" ({found.evidence} against Adam with twice the steps too) | " in (ROOT / "README.md").read_text()
 
 
 def test_the_readme_shows_the_rivals_losses() -> None:
