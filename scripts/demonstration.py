@@ -28,6 +28,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from horovod_quant.frontends import former_names
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "torch_digits.py"
 NAME_WIDTH, ROW_HEIGHT = 0.0125, 0.065  # of a letter and of a name, in parts of the plot
@@ -389,6 +391,7 @@ def figures(
         )
     controller = "mpi" if args.mpi else "gloo"
     return {
+        "version": former_names.VERSION,
         "workers": args.workers,
         "controller": controller,
         "seeds": args.seeds,

@@ -40,7 +40,9 @@ def test_shows_table_plot_and_figures(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "Handwritten digits, 2 workers, Gloo, 2 seeds" in done.stdout
-    (row,) = json.loads((folder / "figures.json").read_text())["rows"]
+    figures = json.loads((folder / "figures.json").read_text())
+    assert figures["version"] == former_names.VERSION
+    (row,) = figures["rows"]
     assert len(row["accuracies"]) == 2
     assert f"{sum(row['accuracies']) / 2:.2%}" in done.stdout
     assert f"{row['bytes_per_step']:,.0f}" in done.stdout

@@ -325,27 +325,32 @@ def broadcast(variables: Iterable[Any], root_rank: int, process_set: Any) -> Non
     own = [own_variable(variable) for variable in variables]
     _require_same(_shapes(own), "variables (their types and shapes)", process_set)
     for i, variable in enumerate(own):
-        value = hvd.broadcast(
-            variable.read_value(), root_rank, name=f"horovod_quant_broadcast_{i}", process_set=process_set
+        value = variable.read_value()
+        # Horovod broadcasts no bfloat16.
+        sent = tf.cast(value, tf.float32) if value.dtype is tf.bfloat16 else value
+        received = hvd.broadcast(
+            sent, root_rank, name=f"horovod_quant_broadcast_{i}", process_set=process_set
         )
-        variable.assign(value)
+        variable.assign(tf.cast(received, value.dtype))
 
 
-def average_metrics(logs: Mapping[str, Any], process_set: Any) -> dict[str, float]:
-    """Return the workers' averages of metrics.
+def average_metrics(logs: Mapping[str, Any], process_set: Any) -> dict[str, Any]:
+    """Return the workers' averages of metrics, numbers or arrays.
 
     Raises:
-        ValueError: the workers' metrics have different names.
+        ValueError: the workers' metrics have different names or shapes.
     """
     import horovod.tensorflow as hvd
 
-    names = sorted(logs)
-    _require_same(names, "metrics", process_set)
-    values = np.array([float(keras.ops.convert_to_numpy(logs[name])) for name in names])
+    own = {name: np.asarray(keras.ops.convert_to_numpy(logs[name]), np.float64) for name in sorted(logs)}
+    _require_same([[name, *values.shape] for name, values in own.items()], "metrics", process_set)
+    flat = np.concatenate([values.reshape(-1) for values in own.values()])
     averages = hvd.allreduce(
-        tf.constant(values), op=hvd.Average, name="horovod_quant_metrics", process_set=process_set
-    )
-    return dict(zip(names, averages.numpy().tolist()))
+        tf.constant(flat), op=hvd.Average, name="horovod_quant_metrics", process_set=process_set
+    ).numpy()
+    ends = np.cumsum([values.size for values in own.values()])[:-1]
+    parts = (part.reshape(values.shape) for part, values in zip(np.split(averages, ends), own.values()))
+    return {name: part if part.ndim else float(part) for name, part in zip(own, parts)}
 
 
 def _build_alike(model: Any, process_set: Any) -> tuple[bool, bool]:

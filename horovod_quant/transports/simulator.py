@@ -41,8 +41,8 @@ class Result(NamedTuple):
         decoded: for each worker, the list of its decoded gradients (float32, flat).
         bytes_sent: bytes that one worker sends on average, by collective: ``"allreduce"``; ``"local alltoall"`` and
             ``"cross allreduce"`` where only the workers of a node, or one per node, participate.
-        nmse: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
-            ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where only exact is.
+        nmse: ``||decoded - exact||^2 / ||exact||^2`` over all elements of the group, where exact is ``factor`` times
+            the float64 sum over the workers; 0 where both are zero, inf where only exact is.
         exchanged_again: number of buckets that were resent because a sum overflowed its field (Global-QSGD with
             ``rotate=True``); in a hierarchical reduction, of the first node's first worker.
     """
@@ -192,11 +192,11 @@ def _reduce(requests: list[CustomAllreduce], merges: Sequence[Merge] | None) -> 
 
 
 def _nmse(groups: list[list[np.ndarray]], decoded: list[np.ndarray], factor: float) -> float:
-    nmse = 0.0
+    squared = size = 0.0
     for i, estimate in enumerate(decoded):
         exact = factor * np.sum([local[i] for local in groups], axis=0, dtype=np.float64)
-        squared = float(np.sum((estimate - exact) ** 2))
-        norm = float(np.sum(exact**2))
-        if squared:
-            nmse += squared / norm if norm else np.inf
-    return nmse
+        squared += float(np.sum((estimate - exact) ** 2))
+        size += float(np.sum(exact**2))
+    if not squared:
+        return 0.0
+    return squared / size if size else np.inf

@@ -94,10 +94,13 @@ MEASURED = (
     *BASELINES, *(f"ddp-{name}" for name in POWERSGD), *OURS, BINSGDM, *(f"ddp-{name}" for name in HOOKS),
 )  # fmt: skip
 
+NAMES = former_names.VERSION
+"""Version of the names of methods here."""
+
 TITLES = {
     "none": "Horovod", "fp16": "Horovod, fp16", "ddp": "DDP", "ddp-fp16": "DDP, fp16", "ddp-bf16": "DDP, bf16",
     "powersgd-2": "PowerSGD, rank 2", "powersgd-4": "PowerSGD, rank 4",
-    **{name: common.title(name, version=former_names.VERSION) for name in OURS},
+    **{name: common.title(name, version=NAMES) for name in OURS},
     BINSGDM: transformer.LONGER.title, AUTO: "Auto()", ALONE: "compute only",
 }  # fmt: skip
 

@@ -154,6 +154,8 @@ def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
 def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the study of a claim; return its figures, and the machine and versions.
 
+    ``version`` is that of the names of methods: ``NAMES`` of the module, or of `running`.
+
     Args:
         only: names of the module's ``PARTS`` to run; the figures of the other parts come from cached runs.
     """
@@ -165,6 +167,7 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
     figures = module.study(settings)
     return {
         "claim": claim,
+        "version": getattr(module, "NAMES", running.NAMES),
         "size": size,
         **({} if only is None else {"only": list(only)}),
         "seconds": round(time.monotonic() - begin, 1),

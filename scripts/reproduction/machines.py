@@ -30,6 +30,10 @@ METHOD = (
 )
 
 
+NAMES = former_names.VERSION
+"""Version of the names of methods here."""
+
+
 class Machine(NamedTuple):
     """Part of this machine that all hosts share.
 
@@ -70,7 +74,7 @@ class Settings(NamedTuple):
 
 def _of(model: dict[str, int], rates: dict[str, dict[str, int]], hosts: int = 4) -> dict[str, steps.Settings]:
     return {
-        rate: steps.Settings(hosts, 1, rate, METHODS, model, **others, version=former_names.VERSION)
+        rate: steps.Settings(hosts, 1, rate, METHODS, model, **others, version=NAMES)
         for rate, others in rates.items()
     }
 
@@ -159,7 +163,7 @@ def in_short(figures: dict[str, Any]) -> str:
 
 
 def written(method: str) -> str:
-    return common.title(method, version=former_names.VERSION)
+    return common.title(method, version=NAMES)
 
 
 def tables(figures: dict[str, Any]) -> str:

@@ -29,6 +29,9 @@ METHOD = (
 MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 32}  # as in the example
 BATCH, RATE = 32, 0.006
 SIZES_OF_CLUSTERS = (16, 32)
+NAMES = former_names.VERSION
+"""Version of the names of methods here."""
+
 METHODS = ("none", "global-qsgd-8", "global-qsgd-8-rotate", "qsgd-4-alltoall", "eden-3")
 COLORS = {
     "global-qsgd-8-rotate": common.COLORS["global-qsgd-rotated"],
@@ -38,7 +41,7 @@ TRAININGS = tuple(
     Training(
         key,
         key,
-        common.title(key, version=former_names.VERSION, workers=SIZES_OF_CLUSTERS),
+        common.title(key, version=NAMES, workers=SIZES_OF_CLUSTERS),
         shade=COLORS.get(key, ""),
     )
     for key in METHODS
