@@ -15,7 +15,7 @@ from reproduction.common import Plot, Verdict
 from reproduction.transformer import LIMIT, STEPS, TrainedInParts, Training, plain
 
 TITLE = "BinSGDM: its best setting, and where its loss comes from"
-SCALE = "119,000 parameters, 1,000 and 2,000 steps, 4 workers on 2 cores"
+SCALE = "119,000 parameters, 1,000 and 2,000 steps (500 of larger batches), 4 workers on 2 cores"
 CLAIM = (
     "With one bit per element in each direction an optimizer ends at a loss comparable to Adam's after the same number "
     "of steps (Peng et al., ICLR 2023 submission; NeurIPS 2023)."
@@ -226,12 +226,6 @@ def in_short(figures: dict[str, Any]) -> str:
         f"relative to Adam after the same number of steps, {difference(figures, OURS_MORE, ADAM)} relative to Adam "
         f"after {STEPS:,} steps."
     )
-
-
-def saved_in_short() -> str:
-    """Return `in_short` of the saved result; empty without one."""
-    result = common.load(running.KEPT.with_name("binsgdm-tuning.json"))
-    return in_short(result["figures"]) if result else ""
 
 
 def tables(figures: dict[str, Any]) -> str:

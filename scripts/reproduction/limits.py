@@ -68,7 +68,7 @@ FEEDBACK = (
     "Error feedback, which adds the rounding error to the gradient of the next step, was tried with EDEN and Adam, "
     "at the workers, at the reducers, and at both: it was not better at 3, 2 or 1 bits. With 2 bits in both directions "
     "the transformer of 119,000 parameters ended at 1.681 with it and 1.659 without; with feedback at the reducers "
-    "alone at 1.659 and 1.655 (means of three seeds). This package has no code for it."
+    "alone at 1.659 and 1.655 (1,000 steps, 4 workers, means of three seeds). This package has no code for it."
 )
 
 

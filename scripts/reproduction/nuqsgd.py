@@ -14,7 +14,7 @@ from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
 
 TITLE = "NUQSGD: nonuniform levels have less variance"
-SCALE = "142,000 parameters, digits, 4 simulated workers"
+SCALE = "142,000 parameters, digits, 120 steps, 4 simulated workers"
 CLAIM = (
     "With the same number of bits, the exponential levels of NUQSGD have less variance than the uniform ones of QSGD, "
     "so training reaches a lower loss. NUQSGD also matches QSGDinf, which has no such guarantee (Ramezani-Kebrya et "

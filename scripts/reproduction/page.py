@@ -12,22 +12,23 @@ INTRODUCTION = """\
 # Evidence: do the papers' claims hold?
 
 For readers who want to know what was tested before they trust a figure. Afterwards you know at what scale each claim of
-the papers was tested, and which claims hold. Each page below has the tests, figures and verdicts for one paper.
+the papers was tested, and which claims hold. Each page below has the tests, figures and verdicts for one paper or topic.
 
 `scripts/reproduce` measures the figures in `{folder}/` and writes these pages; `scripts/reproduce --again CLAIM`
 measures one claim again. A *statement of a paper* is cited with its place in the paper. *Our reading* is something that
 a paper does not state in these words, so a reading that does not hold contradicts no paper. *This package's claims* are
-about what the package adds. A number with ± is a mean over seeds and their standard deviation. *N× faster* means 1/N of
-the time.
+about what the package adds. After a mean over seeds, ± is their standard deviation; after a difference in percent or a
+ratio of two means, its standard error. *N× faster* means 1/N of the time.
 """
 
 PAGE = """\
 # Evidence: {title}
 
-For readers who want to check what [the summary](../{summary}) states. Afterwards you know how each claim was tested,
-and can measure it again. Each section has a claim, its test, the verdicts with their figures, and the command. A slope
-with ± is a fit and its standard error. A *speed-up* of N, or *N× faster*, means 1/N of the time; *N× less*, *fewer* or
-*smaller* means 1/N of the amount."""
+For readers who want to check what [the summary](../{summary}) states about {title}. Afterwards you know how each claim
+was tested, and can measure it again. Each section has a claim, its test, the verdicts with their figures, and the
+command. After a mean over seeds, ± is their standard deviation; after a difference in percent, a ratio of two means or
+a slope, its standard error. A *speed-up* of N, or *N× faster*, means 1/N of the time; *N× less*, *fewer* or *smaller*
+means 1/N of the amount."""
 
 
 def outcome(holds: bool) -> str:

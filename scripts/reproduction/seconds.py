@@ -314,7 +314,8 @@ def ratio_of_computing(figures: dict[str, Any], rate: str) -> list[str]:
 
 def table(figures: dict[str, Any], rate: str) -> str:
     header = ["", "MB sent per step", "ms per step", "at the rate, ms"]
-    header += ["final loss to float32", "steps to 1%", "s to 1%", "speed-up", "s to the float32 loss"]
+    header += ["training loss to float32", "validation loss to float32"]
+    header += ["steps to 1%", "s to 1%", "speed-up", "s to the float32 loss"]
     rows = []
     for each in TRAININGS:
         own = figures["rates"][rate].get(each.key)
@@ -337,10 +338,14 @@ def compared(figures: dict[str, Any], rate: str, key: str) -> list[str]:
     """Return the columns that need a training with float32."""
     own = figures["rates"][rate]
     if "none" not in own:
-        return [""] * 5
+        return [""] * 6
     near, there = (arrival(figures, rate, key, factor) for factor in (transformer.LIMIT, 1.0))
+    ratios = (
+        smoothed(own[key])[-1] / smoothed(own["none"])[-1],
+        own[key]["validation_loss"] / own["none"]["validation_loss"],
+    )
     return [
-        f"{100 * (smoothed(own[key])[-1] / smoothed(own['none'])[-1] - 1):+.2f}%" if key != "none" else "",
+        *("" if key == "none" else f"{100 * (ratio - 1):+.2f}%" for ratio in ratios),
         f"{near.steps:,}" if near else "never",
         f"{near.seconds:.0f}" if near else "",
         f"{times_as_fast(figures, rate, key):.2f}" if near else "",

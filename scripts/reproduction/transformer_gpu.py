@@ -9,7 +9,7 @@ from reproduction import common, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "A transformer on a GPU: the loss with each method"
-SCALE = "25 million parameters, 2 workers on one GPU"
+SCALE = "25 million parameters, 1,000 steps, 2 workers on one GPU"
 SOURCE = common.PACKAGE
 CLAIM = (
     "With every method at its recommended settings, a character-level transformer that is trained on a GPU ends within "

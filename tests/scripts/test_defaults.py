@@ -14,7 +14,7 @@ from parallel.launching import ROOT
 sys.path.append(str(ROOT / "scripts"))
 
 import readme_picture
-from reproduction import binsgdm_tuning, eden, machines, running, seconds, transformer
+from reproduction import binsgdm_tuning, common, eden, machines, running, seconds, transformer
 
 from horovod_quant.autotune.candidates import bits_sent
 from horovod_quant.frontends import methods
@@ -101,7 +101,8 @@ def test_the_readme_shows_fp16() -> None:
         for rate in ("1gbit", "100mbit")
     ]
     gains = [f"{machines.least(FIGURES, machines.LARGE, rate, 'fp16'):.2f}" for rate in ("1gbit", "100mbit")]
-    losses_of_two = f"two single trainings: {', '.join(losses)}"
+    section = common.link(seconds.TITLE, "docs/results/training.md").partition("](")[2]
+    losses_of_two = f"[two single trainings]({section}: {', '.join(losses)}"
     shown = f"| fp16, Horovod's own | 2.0, 2.0, 2.0 | {losses_of_two} | | {' | '.join(gains)} |"
     assert shown in (ROOT / "README.md").read_text().splitlines()
 
