@@ -5,6 +5,7 @@ They use ``torch.distributed``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -155,7 +156,9 @@ class Averager:
             self.memory(device).takes_tensors and device.type == "cuda"
         )  # raises for impossible kernels
         backend = "nccl" if self._is_nccl else "gloo"
-        self.groups: Groups = connect(group, compression.hierarchical, backend, ranks)
+        # NCCL's collectives of Python objects use the current device.
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            self.groups: Groups = connect(group, compression.hierarchical, backend, ranks)
         workers = self.groups.workers
         policy.check_workers(workers.size, workers.local_size)
         self._require_agreement(shapes, device if self._is_nccl else torch.device("cpu"))
@@ -205,7 +208,23 @@ class Averager:
             raise ValueError(disagreement(self._arguments, unequal))
         if any(abs(value) != workers.size for value in total[-names:]):
             raise ValueError(
-                "the parameters' names or shapes here are not those of all other workers; use the same model on all"
+                "the parameters' names or shapes here are not those of all other workers; use the same model on all, "
+                "and with FSDP2's group= the workers that hold the same shard"
+            )
+
+    def require_same(self, number: int) -> None:
+        """Raise RuntimeError unless all workers average the module of this number now.
+
+        Not over NCCL, where each module would wait for the GPU.
+        """
+        if self._is_nccl:
+            return
+        local = [number, -number]
+        most = self.groups.connections[ALL].allreduce_(torch.tensor(local, dtype=torch.int32), "max")
+        if most.tolist() != local:
+            raise RuntimeError(
+                "fsdp: the nodes average different modules at the same time; use the same FSDP modules on every node "
+                "in each step"
             )
 
     # ---- buckets ---------------------------------------------------------------------------------------------
@@ -314,7 +333,16 @@ class Averager:
             part.copy_(average.view(part.shape))
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all workers, without compression; may overwrite the tensor."""
+        """Return the sum over all workers, without compression; may overwrite the tensor.
+
+        Raises:
+            ValueError: it is sparse, and NCCL would have to add it.
+        """
+        if self._is_nccl and tensor.is_sparse:
+            raise ValueError(
+                "ddp: NCCL adds no sparse gradients; set HOROVOD_QUANT_STAGING=1 on all workers, or construct the "
+                "embedding with sparse=False"
+            )
         movable = tensor if self._is_nccl else tensor.cpu()
         return self.groups.connections[ALL].allreduce_(movable).to(tensor.device)
 

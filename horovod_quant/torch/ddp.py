@@ -66,7 +66,8 @@ class State:
         device = next((each.device for each in named.values()), torch.device("cpu"))
         shapes = {name: tuple(each.shape) for name, each in named.items()}
         self._model = weakref.ref(ddp_model)
-        self._names = {id(each): (weakref.ref(each), name) for name, each in named.items()}
+        # DDP may also reduce parameters that have been frozen since it was constructed.
+        self._names = {id(each): (weakref.ref(each), name) for name, each in everything.items()}
         self._buckets: dict[int, _DDPBucket] = {}
         self._averager: Averager | None = Averager(
             compression, ddp_model.process_group, device, shapes, everything
@@ -179,7 +180,8 @@ class _DDPBucket:
         self.bucket = bucket
         self.identities = list(map(id, parameters))
         self._layouts = [
-            _Layout(each.numel() * (2 if each.is_complex() else 1), *_layout(each)) for each in parameters
+            _Layout(2 * each.numel()) if each.is_complex() else _Layout(each.numel(), *_layout(each))
+            for each in parameters
         ]
         self._dtype = parameters[0].dtype
         self._buffer: torch.Tensor | None = None

@@ -86,14 +86,20 @@ class Guard:
         note.leave(problem)
         traceback.clear_frames(problem.__traceback__)  # frames may keep connections open
         self._groups.close()
-        first = note.read()
-        local = f"{type(problem).__name__}: {problem}"
+        first, local = note.read(), note.text(problem)
         self.failure = first or local
         return (
-            problem
-            if first is None or local in first
-            else RuntimeError(f"another worker has failed first, {first}")
+            problem if first in (None, local) else RuntimeError(f"another worker has failed first, {first}")
         )
+
+    def close(self, device: torch.device) -> None:
+        """Close the jobs' connections.
+
+        NCCL's abort collectives that still run: after sound jobs this waits for the GPU.
+        """
+        if device.type == "cuda" and self.failure in (None, _ENDED):
+            torch.cuda.synchronize(device)
+        self._groups.close()
 
 
 class Driver:
@@ -117,7 +123,7 @@ class Driver:
         )
         _THREADS[self._thread] = self._jobs
         self._thread.start()
-        weakref.finalize(self, _end, self._jobs, self._thread, groups, os.getpid())
+        weakref.finalize(self, _end, self._jobs, self._thread, self.guard, device, os.getpid())
 
     def submit(self, job: Callable[[], None], tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Queue a job, and return the future of its tensor.
@@ -177,11 +183,17 @@ def _end_all() -> None:
         thread.join(_SECONDS_AT_EXIT)
 
 
-def _end(jobs: queue.SimpleQueue[Any], thread: threading.Thread, groups: Groups, process: int) -> None:
+def _end(
+    jobs: queue.SimpleQueue[Any],
+    thread: threading.Thread,
+    guard: Guard,
+    device: torch.device,
+    process: int,
+) -> None:
     """End the thread, except in a forked process, which has none."""
     if os.getpid() != process:
         return
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join(_SECONDS_AT_EXIT)
-    groups.close()
+    guard.close(device)

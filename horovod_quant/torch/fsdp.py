@@ -7,6 +7,7 @@ state = hvq.fsdp.register(model, hvq.QSGD(bits=4))     # after fully_shard
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -76,7 +77,8 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
     and the workers with the same shard average it. With ``inside`` the compressor replaces PyTorch's reduce-scatter
     among the workers of the mesh: gradients are rounded once, and each worker gets the average of its shard.
 
-    Parameters without a gradient get zeros, on every worker, so that all shards have the same boundaries.
+    Parameters without a gradient get zeros, on every worker, so that all shards have the same boundaries. All nodes run
+    the same FSDP modules in each step.
 
     Args:
         model: the model, after ``fully_shard`` of it and its submodules.
@@ -106,7 +108,8 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
     mesh = units[0].mesh
     if any(unit.mesh.ranks != mesh.ranks for unit in units):
         raise ValueError("fsdp: the model's FSDP modules have different meshes; use one mesh for all of them")
-    shapes = {shard.name: shard.shape for unit in units for shard in unit.shards}
+    where = "" if inside else f" shard {mesh.local_rank} of {len(mesh.ranks)}"
+    shapes = {shard.name + where: shard.shape for unit in units for shard in unit.shards}
     device = units[0].group.device
     names = named_parameters(model)
     if inside:
@@ -122,13 +125,15 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
             raise ValueError(_ALONE)
         averager.warn_if_it_sends_more(compression, are_nodes=True)
         state = State(compression, averager)
-    for unit in units:
+    if device.type == "cuda":
+        weakref.finalize(state, state._guard.close, device)
+    for number, unit in enumerate(units):
         if hasattr(unit.module, "set_reduce_scatter_unused_params"):
             unit.module.set_reduce_scatter_unused_params(True, recurse=False)
         if inside:
             unit.module.set_custom_reduce_scatter(_IntraMesh(state, unit))
         else:
-            unit.module.set_all_reduce_hook(_InterNode(state, unit))
+            unit.module.set_all_reduce_hook(_InterNode(state, unit, number))
     return state
 
 
@@ -217,6 +222,9 @@ def _units(model: Any) -> list[_Unit]:
     """Return the FSDP modules with parameters, those that need gradients first."""
     from torch.distributed.fsdp import FSDPModule
 
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a forward pass alone leaves the root's parameters whole
     names = {id(parameter): name for name, parameter in named_parameters(model).items()}
     found, frozen = [], []
     for module in model.modules():
@@ -282,13 +290,15 @@ def _counterparts(units: Sequence[_Unit]) -> list[int]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, tuple(mesh.ranks))
     meshes = sorted(set(everyone))
-    if (
-        sorted(rank for ranks in meshes for rank in ranks) != list(range(len(everyone)))
-        or len({len(ranks) for ranks in meshes}) != 1
-    ):
+    if len({len(ranks) for ranks in meshes}) != 1:
         raise ValueError(
-            f"fsdp: the meshes {list(map(list, meshes))} do not divide all workers into nodes of the same size; give "
-            f"group=, the process group of the workers that hold the same shard"
+            f"fsdp: the meshes {list(map(list, meshes))} differ in size, so no two workers hold the same shard; use "
+            f"the same number of workers on each node"
+        )
+    if sorted(rank for ranks in meshes for rank in ranks) != list(range(len(everyone))):
+        raise ValueError(
+            f"fsdp: the meshes {list(map(list, meshes))} do not divide all workers into nodes; give group=, the "
+            f"process group of the workers that hold the same shard"
         )
     return [ranks[mesh.local_rank] for ranks in meshes]
 
@@ -302,8 +312,8 @@ class _InterNode:
     With ``set_gradient_divide_factor()`` it adds, as PyTorch does between nodes: the factor is for all workers.
     """
 
-    def __init__(self, state: State, unit: _Unit) -> None:
-        self._state, self._unit = state, unit
+    def __init__(self, state: State, unit: _Unit, number: int) -> None:
+        self._state, self._unit, self._number = state, unit, number
         suffix = f" shard {unit.mesh.local_rank}"
         members = [Member(shard.name, shard.elements, suffix, shard.padded) for shard in unit.shards]
         self._bucket: Bucket = state._averager.bucket(members)
@@ -316,6 +326,7 @@ class _InterNode:
     def _average(self, buffer: torch.Tensor) -> None:
         averager = self._state._averager
         shards = self._unit.split(buffer)
+        averager.require_same(self._number)
         averager.count(self._bucket)
         averager.average(self._bucket, shards, averager.memory(buffer.device))
         if getattr(self._unit.group, "gradient_divide_factor", None) is not None:

@@ -100,6 +100,8 @@ class Connection:
 
         All workers have the same splits.
         """
+        if self.size == 1:
+            return [tensor]
         at = split_points(splits)
         pieces = [tensor[at[i] : at[i + 1]] for i in range(self.size)]
         return self._exchange(pieces, [splits[self.rank]] * self.size)
@@ -145,11 +147,14 @@ class Note:
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank = store, rank
 
+    def text(self, error: BaseException) -> str:
+        """Return the message of an error of this rank."""
+        return f"rank {self._rank}: {type(error).__name__}: {error}"[:_LONGEST_NOTE]
+
     def leave(self, error: BaseException) -> None:
         """Store the message, unless another rank has."""
-        text = f"rank {self._rank}: {type(error).__name__}: {error}"[:_LONGEST_NOTE]
         try:
-            self._store.compare_set(_ERROR, "", text)
+            self._store.compare_set(_ERROR, "", self.text(error))
         except RuntimeError:  # rank 0, which has the store, is gone
             return
 

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from harness import (
@@ -500,6 +501,11 @@ def layers_frozen_between_constructions() -> None:
     model[0].requires_grad_(False)
     state = check_steps(hvq.QSGD(exclude="0.bias"), model, steps=2)
     assert set(state.state_dict()["exchanges"]) == {"2.weight", "4.weight"}
+    ddp = DistributedDataParallel(net(), find_unused_parameters=True)
+    ddp.module[0].requires_grad_(False)
+    hvq.ddp.register(ddp, hvq.QSGD())
+    net_loss(ddp, 0, rank()).backward()
+    assert all(own_gradients(ddp.module)[name].any() for name in ("2.weight", "4.weight"))
 
 
 @scenario
@@ -571,8 +577,11 @@ def an_error_beside_the_backward_pass_ends_everybody() -> None:
     state = hvq.ddp.register(ddp, hvq.QSGD())
     net_loss(ddp, 0, rank()).backward()
     if rank() == size() - 1:
-        state._averager._exchange = mock.Mock(side_effect=ZeroDivisionError("planted"))
-    everybody_raises(RuntimeError, "ZeroDivisionError: planted", lambda: net_loss(ddp, 1, rank()).backward())
+        long = "planted" + 2000 * "."  # longer than what other workers receive
+        state._averager._exchange = mock.Mock(side_effect=ZeroDivisionError(long))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: planted") as raised:
+        net_loss(ddp, 1, rank()).backward()
+    assert ("another worker has failed first" in str(raised.value)) == (rank() != size() - 1)
     first = f"rank {size() - 1}: ZeroDivisionError: planted"
     everybody_raises(RuntimeError, first, lambda: net_loss(ddp, 2, rank()).backward())
     everybody_raises(RuntimeError, first, state._driver.guard.require_sound)
@@ -711,18 +720,18 @@ def complex_parameters_that_are_excluded() -> None:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(1)
-            self.wide = torch.nn.Parameter(torch.randn(40, dtype=torch.complex64))
+            self.wide = torch.nn.Parameter(torch.randn(40, 3, dtype=torch.complex64).t())
             self.plain = torch.nn.Linear(40, 60)
 
         def forward(self, values: torch.Tensor) -> torch.Tensor:
-            return self.plain(values) + (values * self.wide).abs().sum()
+            return self.plain(values) + (values[:, None] * self.wide).abs().sum()
 
     model = Both()
     twin = copy.deepcopy(model)
     ddp = DistributedDataParallel(model)
     hvq.ddp.register(ddp, hvq.QSGD(exclude="wide", named_parameters=model.named_parameters()))
     ddp(data(0, rank(), 8, 40)).sum().backward()
-    total = torch.zeros(40, dtype=torch.complex64)
+    total = torch.zeros(3, 40, dtype=torch.complex64)
     for whose in range(size()):
         twin.zero_grad()
         twin(data(0, whose, 8, 40)).sum().backward()

@@ -229,6 +229,33 @@ def parameters_that_are_not_used() -> None:
 
 
 @scenario
+def modules_that_not_all_nodes_run_end_all_workers() -> None:
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(40, 60) for _ in range(2))
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.experts[rank() // per_node() % 2](values)
+
+    model, mesh = Experts(), node_mesh()
+    for expert in model.experts:
+        fully_shard(expert, mesh=mesh)
+    hvq.fsdp.register(fully_shard(model, mesh=mesh), hvq.QSGD())
+    loss = model(data(0, rank(), 8, 40)).square().mean()
+    everybody_raises(RuntimeError, "the nodes average different modules at the same time", loss.backward)
+
+
+@scenario
+def register_after_a_validation() -> None:
+    model = sharded(net(), node_mesh())
+    with torch.no_grad():
+        model(data(0, rank(), 8, 40))
+    hvq.fsdp.register(model, hvq.QSGD())
+    net_loss(model, 0, rank()).backward()
+
+
+@scenario
 def training_goes_on_after_a_checkpoint() -> None:
     def trained(steps: range, saved: Any, mesh: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
         model = sharded(net(), mesh)
@@ -403,6 +430,9 @@ def what_is_refused() -> None:
     refused("group= names workers between nodes", flat, group=dist.group.WORLD, inside=True)
     refused("QSGD, NUQSGD or EDEN without Elias coding", flat, hvq.GlobalQSGD(), inside=True)
     refused("QSGD, NUQSGD or EDEN without Elias coding", flat, hvq.QSGD(coding="elias"), inside=True)
+    if per_node() > 1:
+        other_shards = "with FSDP2's group= the workers that hold the same shard"
+        refused(other_shards, sharded(net(), node_mesh()), group=dist.group.WORLD)
     two = both_dimensions()
     refused("on a mesh with two dimensions PyTorch averages between nodes", fully_shard(net(), mesh=two))
     other = ShardPlacementResult(None, FSDPMeshInfo(mesh=node_mesh(), shard_mesh_dim=0))
