@@ -190,7 +190,10 @@ def launches(cell: Cell, file: Path) -> list[tuple[str, list[str]]]:
 
 
 def methods_of(controller: str) -> list[str]:
-    """Return the methods to measure; DDP has none that belong to an optimizer."""
+    """Return the methods to measure.
+
+    DDP has none that belong to an optimizer.
+    """
     return [name for name in METHODS if controller != DDP or methods.parse(name).own_optimizer is None]
 
 

@@ -49,7 +49,10 @@ _TRAFFIC: dict[str, tuple[float, float | None]] = {
 
 
 def traffic(kernel: str) -> tuple[float, float | None]:
-    """Return a kernel's memory traffic as in `_TRAFFIC`; an unknown one reads and writes one number."""
+    """Return a kernel's memory traffic in bytes per element, as in `_TRAFFIC`.
+
+    An unknown kernel reads and writes one number per element.
+    """
     if kernel in _TRAFFIC:
         return _TRAFFIC[kernel]
     if kernel.startswith(("bucket_", "tensor_", "rotated_samples")):
@@ -61,7 +64,10 @@ def traffic(kernel: str) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class MemoryBound(KernelSpeeds):
-    """Speeds of all kernels by the bytes that they move; made by `memory_bound`."""
+    """Speeds of all kernels, derived from the bytes that they move.
+
+    Created by `memory_bound`.
+    """
 
     memory_bandwidth: float = math.inf
 

@@ -125,17 +125,21 @@ class Row(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """True if it reaches the same loss faster; with unknown nmse, if its steps are faster."""
+        """True if the method reaches the same loss faster.
+
+        With unknown nmse, True if its steps are faster.
+        """
         return (self.speed_up if self.gain is None else self.gain) >= LEAST_SPEED_UP
 
 
 def steps_to_loss(method: Method, nmse: float | None) -> float | None:
-    """Return the relative number of steps to the same loss; None if unknown.
+    """Return the relative number of steps to the same loss.
 
-    For a method with its own optimizer, the recommended number. Otherwise rounding adds noise to that of the minibatch:
-    it multiplies the variance by ``1 + nmse``, as if the batch were that much smaller. Where noise limits progress, the
-    number of steps grows in proportion, elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An empirical
-    model of large-batch training"), so this is the most to expect. For biased methods it is a guess.
+    It is None if unknown. For a method with its own optimizer, the recommended number. Otherwise rounding adds noise to
+    that of the minibatch: it multiplies the variance by ``1 + nmse``, as if the batch were that much smaller. Where
+    noise limits progress, the number of steps grows in proportion, elsewhere less (McCandlish, Kaplan, Amodei and
+    others, 2018, "An empirical model of large-batch training"), so this is the most to expect. For biased methods it is
+    a guess.
     """
     if isinstance(method, Scheme) and inner_of(method).own_optimizer is not None:
         return inner_of(method).own_steps

@@ -1,7 +1,8 @@
-"""Performance model of an exchange: its cost, and the part that is hidden.
+"""Performance model of an exchange: its cost and its hidden part.
 
-An exchange consists of kernels (`kernel_speeds`) and collectives (`network`). What each worker computes and sends comes
-from the schemes themselves (`work`), and which gradients travel together from the PyTorch frontend's rules (`groups`).
+The hidden part overlaps with the backward pass. An exchange consists of kernels (`kernel_speeds`) and collectives
+(`network`). What each worker computes and sends comes from the schemes themselves (`work`), and which gradients travel
+together from the PyTorch frontend's rules (`groups`).
 
 Units: seconds, bytes, bytes per second; elements where a name has the word.
 
@@ -134,7 +135,10 @@ def exchange_cost(
 
 
 def workers_of(scheme: Scheme, network: Network) -> Workers:
-    """Return the scheme's workers; only for a hierarchical exchange are hosts its nodes."""
+    """Return the scheme's workers.
+
+    Hosts are its nodes only for a hierarchical exchange.
+    """
     local_size = network.workers_per_host if isinstance(scheme, Hierarchical) else 1
     return Workers(0, network.workers, local_size=local_size)
 

@@ -141,7 +141,10 @@ def _measured(scheme: Scheme) -> list[Workers]:
 
 
 def _run(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: Any) -> None:
-    """Run one worker of an exchange of equal gradients; do nothing if workers are too many."""
+    """Run one worker of an exchange of equal gradients.
+
+    Do nothing if there are too many workers for the scheme.
+    """
     try:
         scheme = resolved(scheme, workers)
     except ValueError:

@@ -72,7 +72,10 @@ def vgg(stages: Sequence[int] = (2, 2, 3, 3, 3), width: int = 64, classes: int =
 
 
 def bert(layers: int = 12, hidden: int = 768, vocabulary: int = 30522, positions: int = 512) -> Shapes:
-    """BERT's encoder with its pooler (Devlin et al. 2019); the defaults are BERT-Base, uncased."""
+    """BERT's encoder with its pooler (Devlin et al. 2019).
+
+    The defaults are BERT-Base, uncased.
+    """
     shapes: Shapes = {}
     for table, rows in {"word": vocabulary, "position": positions, "token_type": 2}.items():
         shapes[f"embeddings.{table}_embeddings.weight"] = (rows, hidden)
@@ -91,9 +94,9 @@ def bert(layers: int = 12, hidden: int = 768, vocabulary: int = 30522, positions
 
 
 def gpt2(layers: int = 12, hidden: int = 768, vocabulary: int = 50257, positions: int = 1024) -> Shapes:
-    """GPT-2 (Radford et al. 2019), whose output shares the embedding's weights; the defaults are the small one.
+    """GPT-2 (Radford et al. 2019), whose output shares the embedding's weights.
 
-    Its linear layers keep their weights as (inputs, outputs).
+    Its linear layers keep their weights as (inputs, outputs). The defaults are the small model.
     """
     shapes: Shapes = {"wte.weight": (vocabulary, hidden), "wpe.weight": (positions, hidden)}
     for layer in range(layers):
@@ -109,7 +112,10 @@ def gpt2(layers: int = 12, hidden: int = 768, vocabulary: int = 50257, positions
 
 
 def gpt_neox(layers: int = 16, hidden: int = 2048, vocabulary: int = 50304, expansion: int = 4) -> Shapes:
-    """GPT-NeoX, whose output has weights of its own; the defaults are Pythia-1B (Biderman et al. 2023)."""
+    """GPT-NeoX, whose output has weights of its own.
+
+    The defaults are Pythia-1B (Biderman et al. 2023).
+    """
     shapes: Shapes = {"embed_in.weight": (vocabulary, hidden)}
     for layer in range(layers):
         name = f"layers.{layer}"

@@ -192,9 +192,10 @@ class Network:
         return self.hosts * self.workers_per_host
 
     def within(self, group: str) -> Network:
-        """Return the network of a group: all workers, a host's, or one per host.
+        """Return the network of a group of workers.
 
-        All groups of a kind exchange at the same time; groups between hosts share each host's link.
+        A group is all workers, those of a host, or one per host. All groups of a kind exchange at the same time; groups
+        between hosts share each host's link.
         """
         if group == LOCAL:
             return replace(self, hosts=1)

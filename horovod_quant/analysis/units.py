@@ -14,7 +14,9 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second of ``2.5gbit``, ``10Gbps``, ``10G`` or ``10GbE``; inf for ``none``.
+    """Return the bytes per second of a rate such as ``2.5gbit``.
+
+    Other examples are ``10Gbps``, ``10G`` and ``10GbE``; it is inf for ``none``.
 
     Raises:
         ValueError: ``text`` is not a rate, or one in bytes.

@@ -59,7 +59,12 @@ _SIGNATURES = {name: inspect.signature(getattr(reference, name)) for name in KER
 
 
 class Call(NamedTuple):
-    """Work of a kernel call: gradient elements, and the number of workers' arrays read for each."""
+    """Work of a kernel call.
+
+    Attributes:
+        elements: gradient elements.
+        arrays: number of workers' arrays read for each element.
+    """
 
     kernel: str
     bits: int

@@ -181,7 +181,7 @@ class Run:
         return "" if other is None else "--shapes: the workers have read different shapes"
 
     def _memory_problem(self) -> str:
-        """Return why the gradients do not fit into host memory; empty if they do."""
+        """Return why the gradients do not fit into host memory, or ""."""
         plan, bench = self.plan, self.bench
         if plan.options.device != "cpu":
             return ""

@@ -71,7 +71,10 @@ def allgather(array: np.ndarray, name: str) -> np.ndarray:
 
 # No annotations: this module's are strings, which DDP rejects in a hook.
 def bf16_hook(state, bucket):
-    """Average a bucket in bfloat16. PyTorch's hook of this kind refuses to run on a CPU."""
+    """Average a bucket in bfloat16.
+
+    PyTorch's hook of this kind refuses to run on a CPU.
+    """
     buffer = bucket.buffer()
     narrow = buffer.to(torch.bfloat16).div_(dist.get_world_size())
     return (

@@ -37,7 +37,7 @@ def needed_bytes(shapes: Shapes, variants: Sequence[Variant], workers: int, work
 def memory_problem(
     shapes: Shapes, variants: Sequence[Variant], workers: int, workers_per_host: int, free: int | None
 ) -> str:
-    """Return why the gradients do not fit into host memory; empty if they do."""
+    """Return why the gradients do not fit into host memory, or ""."""
     needed = needed_bytes(shapes, variants, workers, workers_per_host)
     if free is None or needed <= free:
         return ""

@@ -87,7 +87,10 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
 
 
 def host_numbers(hosts: int, most: int) -> list[int]:
-    """Return ``hosts``, and powers of two to 64 or ``4 * hosts``; at most ``most``."""
+    """Return the numbers of hosts to plot.
+
+    They are ``hosts``, and powers of two to 64 or ``4 * hosts``; at most ``most``.
+    """
     powers = [1]
     while powers[-1] < max(4 * hosts, 64) and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])

@@ -133,7 +133,10 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """Return the results; a bandwidth of null means that the method always pays."""
+    """Return the results for JSON output.
+
+    A bandwidth of null means that the method always pays.
+    """
     network, step = found.setting.network, found.step
     return {
         "version": VERSION,

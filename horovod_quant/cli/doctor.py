@@ -1,4 +1,4 @@
-"""Check that it runs here, on the fast path, and pays; suggest remedies.
+"""Check that compression works, on the fast path, and pays; suggest remedies.
 
     horovod-quant doctor                                                all that can be checked without Horovod
     horovodrun -np 2 -H host1:1,host2:1 horovod-quant doctor            also the workers, and the network between them

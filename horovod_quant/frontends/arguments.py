@@ -52,7 +52,11 @@ def _of_instances(owner: type, method: Callable[..., Any]) -> Callable[..., Any]
 
 
 def scheme_of(value: Any) -> Scheme:
-    """Return a scheme, also by a method's name; raise ValueError for other values."""
+    """Return a scheme, which may be given by a method's name.
+
+    Raises:
+        ValueError: ``value`` is anything else.
+    """
     if isinstance(value, str):
         try:
             found = methods.parse(value, for_compressor=True).scheme()

@@ -27,13 +27,16 @@ _REMEDIES: Sequence[Mapping[str, str]] = (
 def warn_if_it_sends_more(
     policy: Policy, workers: Workers, resolved_for: Workers, is_hierarchical: bool
 ) -> bool:
-    """Warn of the first scheme that sends more than float32; return True then.
+    """Warn of the first scheme that sends more than float32.
 
     Args:
         policy: the policy with the schemes.
         workers: the workers of the reduction.
         resolved_for: the workers for whose number ``exchange="auto"`` chooses.
         is_hierarchical: true if each of the workers is a node.
+
+    Returns:
+        True if it has warned.
     """
     if policy.is_off:
         return False
@@ -95,12 +98,15 @@ def _remedy(scheme: Scheme, workers: Workers, resolved_for: Workers) -> str:
 
 
 def warn_if_nothing_is_compressed(name: str, policy: Policy, elements: Mapping[str, int]) -> bool:
-    """Warn if a policy compresses no gradient; return True if it has warned.
+    """Warn if a policy compresses no gradient.
 
     Args:
         name: name of the compressor's class.
         policy: policy of the compressor.
         elements: number of elements of each gradient, by name.
+
+    Returns:
+        True if it has warned.
     """
     if not elements or policy.is_off or policy.compresses_any(elements):
         return False

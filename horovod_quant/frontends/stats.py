@@ -62,7 +62,9 @@ class Stats(NamedTuple):
     nmse: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for TensorBoard, Weights & Biases or MLflow; empty before the first send.
+        """Return figures for TensorBoard, Weights & Biases or MLflow.
+
+        There are none before the first send.
 
         Returns:
             ``horovod_quant/mb_sent_per_step`` (10^6 bytes), ``horovod_quant/compression_ratio`` (bytes in float32

@@ -1,4 +1,4 @@
-"""Test the papers' claims and write the pages of results. Run by scripts/reproduce.
+"""Test the papers' claims and write the result pages. Run by scripts/reproduce.
 
 A claim that already has a result is skipped, so an interrupted run can be resumed; real trainings are cached one by
 one. The pages depend on the results alone.

@@ -147,7 +147,7 @@ def in_short(figures: dict[str, Any]) -> str:
 
 
 def adams_steps(figures: dict[str, Any], key: str) -> tuple[int, int]:
-    """Return the steps after which Adam reaches BinSGDM's final loss, and all its steps.
+    """Return Adam's steps to BinSGDM's final loss, and all Adam's steps.
 
     Losses are training losses, means of 50 steps.
     """

@@ -1,4 +1,4 @@
-"""BinSGDM at its best beta and learning rate, and causes of its loss.
+"""BinSGDM at its best beta and learning rate; causes of its loss.
 
 Estimates: a training of 1,000 steps takes one to two minutes on two cores, one with 8× the batch several times that,
 and all of them three hours. Parts can run one by one, on any machine.
@@ -123,7 +123,7 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
 
 
 def _tune(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Return the validation losses of finished tuning runs, by beta and learning rate."""
+    """Return validation losses of finished tuning runs, by beta and learning rate."""
     found: dict[str, dict[str, float]] = {}
     for beta in BETAS:
         for rate in RATES:
@@ -136,7 +136,10 @@ def _tune(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, dict[s
 
 
 def best_of(tuned: dict[str, dict[str, float]], beta: float) -> Pair | None:
-    """Return a beta with its best learning rate; None until all were tried."""
+    """Return a beta with its best learning rate.
+
+    None until all learning rates were tried.
+    """
     losses = tuned.get(f"{beta:g}", {})
     if len(losses) < len(RATES):
         return None
@@ -198,7 +201,10 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def _whole(figures: dict[str, Any], key: str) -> bool:
-    """True if a training and the one it is compared with have every seed."""
+    """True if two compared trainings have every seed.
+
+    They are a training and the one that it is compared with.
+    """
     return all(transformer.whole(figures, each) for each in (key, COMPARED[key]))
 
 

@@ -176,7 +176,10 @@ def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[
 
 
 def advantage(figures: dict[str, Any], hosts: str, method: str = GLOBAL, over: str = QSGD) -> float:
-    """Return the speed-up of a method over another: median of the ratios within rounds."""
+    """Return the speed-up of a method over another.
+
+    It is the median of the ratios within rounds.
+    """
     own = figures["clusters"][hosts]["seconds"]
     return statistics.median(a / b for a, b in zip(own[over], own[method]))
 
@@ -220,7 +223,10 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def errors(figures: dict[str, Any]) -> list[float]:
-    """Return the relative errors of predictions, without the clusters that calibrate the model."""
+    """Return the relative errors of the model's predictions.
+
+    The clusters that calibrate the model do not count.
+    """
     return [
         seconds / statistics.median(figures["clusters"][hosts]["seconds"][method]) - 1
         for hosts in list(figures["clusters"])[CALIBRATING:]

@@ -205,7 +205,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def collect(settings: Settings, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of cached runs, and the earlier ones of the others."""
+    """Return the figures of cached runs, and earlier figures of others."""
     tuned = {key: dict(before.get("tuned", {}).get(key, {})) for key in ("none", BINSGDM)}
     for key, rate in ((key, rate) for key in tuned for rate in RATES):
         for run in simulated.kept(_job(settings, key, rate), (TUNING_SEED,)):
@@ -333,9 +333,9 @@ def launch(
     rounds: int,
     turn: int,
 ) -> dict[str, Any]:
-    """Run the worker; return its figures and the ``load`` of the machine before.
+    """Run the worker and return its figures.
 
-    See `bytes_count_worker`.
+    They have the ``load`` of the machine before the run. See `bytes_count_worker`.
 
     Raises:
         running.RunFailed: a worker or the lab failed.
@@ -395,7 +395,10 @@ def arrival(losses: Sequence[float], reference: Sequence[float]) -> int | None:
 
 
 def steps_needed(figures: dict[str, Any], key: str) -> float | None:
-    """Return the mean steps to the float32 loss; None if not all seeds arrive."""
+    """Return the mean steps to the float32 loss.
+
+    None if not all seeds arrive.
+    """
     own, reference = (figures["losses"].get(each, {}).get("losses", []) for each in (key, "none"))
     found = [arrival(*pair) for pair in zip(own, reference)]
     whole = len(found) == figures["seeds"] and None not in found
@@ -448,7 +451,10 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def product_error(figures: dict[str, Any], run: str) -> float | None:
-    """Compare the time of a whole run with its steps times the median."""
+    """Compare the time of a whole run with its prediction.
+
+    The prediction is the run's number of steps times the median time of a step.
+    """
     place, own = run.rpartition("@")[2], figures["whole"][run]
     if own["method"] == AUTO or own["method"] not in figures["steps"].get(place, {}).get("seconds", {}):
         return None

@@ -152,9 +152,10 @@ def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
 
 
 def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the study of a claim; return its figures, and the machine and versions.
+    """Run the study of a claim and return its result.
 
-    ``version`` is that of the names of methods: ``NAMES`` of the module, or of `running`.
+    The result has the figures, the machine and versions. ``version`` is that of the names of methods: ``NAMES`` of the
+    module, or of `running`.
 
     Args:
         only: names of the module's ``PARTS`` to run; the figures of the other parts come from cached runs.
@@ -212,7 +213,7 @@ def load(path: Path) -> dict[str, Any] | None:
 
 
 def earlier(claim: str, settings: Any) -> dict[str, Any]:
-    """Return figures of the saved result to which this run adds parts, or none.
+    """Return saved figures to which this run adds parts, or none.
 
     There are none if all parts are run, or if the saved result has other settings. Cached runs stay on the machine that
     ran them; a result can be extended on another machine.
@@ -383,12 +384,18 @@ def mean_losses(runs: Sequence[Sequence[float | None]]) -> list[float]:
 
 
 def final_losses(runs: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return each run's mean loss in its last quarter; infinite if it diverged."""
+    """Return each run's mean loss in its last quarter.
+
+    It is infinite if the run diverged.
+    """
     return mean_losses([run[-max(1, len(run) // 4) :] for run in runs])
 
 
 def loss_ratios(runs: Any, others: Any, of: Callable = mean_losses) -> list[float]:
-    """Return the ratio of two methods' losses per seed; infinite if the first diverged."""
+    """Return the ratio of two methods' losses per seed.
+
+    It is infinite if the first diverged.
+    """
     return [a / b if math.isfinite(a) else math.inf for a, b in zip(of(runs), of(others))]
 
 
@@ -401,7 +408,10 @@ def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
 
 
 def link(heading: str, page: str = "") -> str:
-    """Return a Markdown link to a section, by default of the same page."""
+    """Return a Markdown link to a section.
+
+    By default, the section is of the same page.
+    """
     anchor = "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
     return f"[{heading}]({page}#{anchor})"
 
@@ -423,7 +433,10 @@ def training_columns(
 
 
 def save_plot(figure: Any, path: Path) -> None:
-    """Write a PNG file that depends on the figures alone: no date or version."""
+    """Write a PNG file without a date or version.
+
+    It depends on the figures alone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
@@ -432,7 +445,10 @@ def save_plot(figure: Any, path: Path) -> None:
 def plot_loss(
     axes: Any, runs: Sequence[Sequence[float | None]], method: str, label: str, **style: Any
 ) -> None:
-    """Draw the mean loss of runs, smoothed over 10 steps, until one diverges."""
+    """Draw the smoothed mean loss of runs, until one diverges.
+
+    It is smoothed over 10 steps.
+    """
     steps = [mean(step) for step in zip(*runs) if None not in step]
     smooth = [mean(steps[max(0, i - 9) : i + 1]) for i in range(len(steps))]
     axes.plot(smooth, **{"color": COLORS[kind(method)], "label": label, "linewidth": 1.4, **style})

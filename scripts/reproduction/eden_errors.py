@@ -1,4 +1,7 @@
-"""The nmse of EDEN compared with its formula and other methods, for `eden`."""
+"""Comparison of EDEN's nmse with its formula and other methods.
+
+It is a part of `eden`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def _non_zeros(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _one_spike(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw noise with one element per bucket that has nearly all of its energy."""
+    """Draw noise whose energy is nearly all in one element per bucket."""
     drawn = rng.standard_normal(shape)
     buckets = drawn.reshape(-1, TILE)
     buckets[np.arange(len(buckets)), rng.integers(TILE, size=len(buckets))] = 1000

@@ -1,8 +1,8 @@
-"""Training of a model with a large embedding, by simulated workers, for `eden`.
+"""Training of a model with a large embedding, by simulated workers.
 
-Most rows of the embedding have no gradient in a step. The model predicts the next word of Python's library from the
-words before it. Rows are in alphabetical order, so that rows of frequent words, which have most gradients, are among
-those of rare words.
+It is a part of `eden`. Most rows of the embedding have no gradient in a step. The model predicts the next word of
+Python's library from the words before it. Rows are in alphabetical order, so that rows of frequent words, which have
+most gradients, are among those of rare words.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Settings(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Text as word numbers, in alphabetical order, 0 for unknown words; and classes."""
+    """Text as word numbers, and the classes of words.
+
+    Numbers are in alphabetical order, 0 for unknown words.
+    """
 
     training: np.ndarray
     validation: np.ndarray

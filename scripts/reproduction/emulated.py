@@ -83,7 +83,7 @@ class Case(NamedTuple):
 
     @property
     def transfer(self) -> float:
-        """Return the seconds of the float32 bytes on the link of a host."""
+        """Return the seconds of the float32 bytes on a host's link."""
         rate = parse_rate("1gbit" if self.rate == LOCAL else self.rate)
         return ring_allreduce_bytes(4 * elements(MODELS[self.model]), self.workers) / rate
 
@@ -194,7 +194,7 @@ def kept_as(case: Case) -> str:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Measure the seconds of backward pass and communication in each round, by method.
+    """Measure seconds of backward pass and communication in each round, by method.
 
     Raises:
         running.RunFailed: a worker or the lab failed.

@@ -205,7 +205,9 @@ def _largest_sum(own: np.ndarray, norm: str, seed: int) -> int:
 
 
 def _at_equal_levels(own: np.ndarray, seed: int) -> dict[str, float]:
-    """Compare Global-QSGD with the l2 norm with QSGD of the same number of levels.
+    """Compare Global-QSGD and QSGD with the same number of levels.
+
+    Global-QSGD has the l2 norm.
 
     Returns:
         Ratios of the non-zeros of all workers, and of the expected squared error.
@@ -326,9 +328,9 @@ def _slope(figures: dict[str, Any], figure: str, key: str) -> Slope:
 
 
 def _agrees(slope: Slope, exponent: float) -> bool:
-    """True if a fit has the exponent, within two standard errors or 0.05.
+    """True if a fitted slope agrees with an exponent.
 
-    The second limit is there because rounding to integers bends the ends.
+    The limits are two standard errors, or 0.05. The second limit is there because rounding to integers bends the ends.
     """
     return abs(slope.value - exponent) <= max(2 * slope.error, 0.05)
 
@@ -340,7 +342,7 @@ def _equal(figures: dict[str, Any], key: str) -> list[float | None]:
 
 
 def _savings(figures: dict[str, Any], norm: str, bits: int) -> list[tuple[int, float]]:
-    """Return the savings in bytes at equal squared error, with the number of workers.
+    """Return savings in bytes at equal squared error, by number of workers.
 
     Ends with the last number for which 16 bits are enough.
     """
@@ -356,7 +358,7 @@ def _saving(figures: dict[str, Any], norm: str, bits: int) -> Slope | None:
 
 
 def _reach(figures: dict[str, Any], norm: str, bits: int) -> str:
-    """Return a note on the largest number of workers with savings, or ""."""
+    """Return a note on the largest worker count with savings, or ""."""
     reach = max((n for n, _ in _savings(figures, norm, bits)), default=0)
     return (
         ""

@@ -1,7 +1,7 @@
-"""Small training with simulated workers: real gradients and loss curves, in one process.
+"""Small training with simulated workers in one process.
 
-The model classifies scikit-learn's handwritten digits, as in examples/torch_digits.py, but has a larger layer (131,072
-elements), so that most gradients have many buckets of 8,192.
+It yields real gradients and loss curves. The model classifies scikit-learn's handwritten digits, as in
+examples/torch_digits.py, but has a larger layer (131,072 elements), so that most gradients have many buckets of 8,192.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ MIN_ELEMENTS = 1024  # smaller gradients are averaged in float32, as by the comp
 
 
 class Training(NamedTuple):
-    """Loss of each step, None after it became nonfinite; and the test accuracy."""
+    """Loss of each step, and the test accuracy.
+
+    Losses are None after one became nonfinite.
+    """
 
     losses: list[float | None]
     accuracy: float
@@ -99,7 +102,10 @@ def batches(seed: int, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]
 
 
 def backward(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, list[np.ndarray]]:
-    """Return the loss, and the gradient of each parameter (flat, float32, a copy)."""
+    """Return the loss, and a copy of each parameter's gradient.
+
+    The copies are flat, in float32.
+    """
     model.zero_grad()
     loss = nn.functional.cross_entropy(model(images), labels)
     loss.backward()

@@ -99,7 +99,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def measured(scheme: Any, workers: int, elements: int, seed: int) -> float:
-    """Measure the nmse of the average of gradients that have nothing in common."""
+    """Measure the nmse of the average of unrelated gradients."""
     gradients = normal(seed, (workers, elements))
     if workers == 1:
         return variance.measured(scheme, [gradients[0]], seed)
@@ -111,7 +111,7 @@ def normal(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def trellis_entropy(bits: int, elements: int) -> float:
-    """Return the entropy of a trellis code, given the two branches before it."""
+    """Return the entropy of a trellis code given the two branches before."""
     from horovod_quant.kernels.rotation import LEVELS as FIRST
     from horovod_quant.kernels.trellis import trellis_codes
 
@@ -131,7 +131,10 @@ def conditional_entropy(symbols: np.ndarray, given: np.ndarray) -> float:
 
 
 def spaced(spacing: float, elements: int) -> dict[str, float]:
-    """Return nmse and entropy per element of the trellis with equally spaced levels."""
+    """Return nmse and entropy of the trellis with equally spaced levels.
+
+    The entropy is in bits per element.
+    """
     z = normal(1, (256, elements // 256)).astype(np.float64)  # sequences are rows of the first axis
     # Subset s has the levels (4 k + s - 1.5) of the spacing.
     offsets = np.arange(4) - 1.5
@@ -163,7 +166,7 @@ def spaced(spacing: float, elements: int) -> dict[str, float]:
 
 
 def limit(bits: float) -> float:
-    """Return the least nmse of an unbiased code with a number of bits."""
+    """Return the least nmse of an unbiased code with given bits."""
     return 1 / (4**bits - 1)
 
 
@@ -173,12 +176,12 @@ def bits_of(nmse: float) -> float:
 
 
 def gap(figures: dict[str, Any], row: str, bits: str) -> float:
-    """Return the distance of a method to the least bits for its nmse."""
+    """Return a method's bits beyond the least for its nmse."""
     return int(bits) - bits_of(common.mean(figures["nmses"][row][bits]))
 
 
 def saved_by_other_levels(figures: dict[str, Any], bits: str) -> float:
-    """Return the bits that other levels save at the nmse of the trellis.
+    """Return the bits that other levels save at the trellis nmse.
 
     Interpolates between two spacings, on the scale of the least bits.
     """
@@ -241,7 +244,7 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def eden_twice(nmse: float) -> float:
-    """Return the nmse after two roundings, of gradients that have nothing in common."""
+    """Return the nmse of unrelated gradients after two roundings."""
     return nmse + nmse * (1 + nmse)
 
 

@@ -1,4 +1,6 @@
-"""Time per step of two transformers between the hosts of a lab, on three kinds of machine.
+"""Time per step of two transformers on three kinds of machine.
+
+Workers communicate between the hosts of a lab.
 
 Estimates for two cores: a round of the larger transformer takes 15 s at 100 Mbit/s, the whole study 25 minutes.
 """
@@ -122,7 +124,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def least(figures: dict[str, Any], model: str, rate: str, method: str) -> float:
-    """Return the speed-up of a method's steps over float32, on the machine where it is least."""
+    """Return a method's least step speed-up over float32 among the machines."""
     return min(steps.speed_up(own[model][rate], method) for own in figures["machines"].values())
 
 

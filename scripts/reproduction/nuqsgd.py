@@ -185,7 +185,10 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def _evidence(values: dict[tuple[int, int], str]) -> str:
-    """Join the evidence of all settings; settings with other bits are marked as extras."""
+    """Join the evidence of all settings.
+
+    Settings with other bits are marked as extras.
+    """
     ordered = sorted(values.items(), key=lambda item: item[0][0] != BITS)
     return "; ".join(
         f"{'' if cell[0] == BITS else 'extra: '}{own} at {_cell(*cell)}" for cell, own in ordered
@@ -193,7 +196,10 @@ def _evidence(values: dict[tuple[int, int], str]) -> str:
 
 
 def _larger_rate(figures: dict[str, Any], other: str) -> Verdict:
-    """Compare losses at the larger rate by seeds, since diverged trainings have no mean."""
+    """Compare losses at the larger learning rate, seed by seed.
+
+    The reason is that diverged trainings have no mean.
+    """
     won = {}
     for cell in map(tuple, figures["cells"]):
         ours, theirs = (

@@ -111,9 +111,9 @@ def _gradients(steps: Sequence[int], seed: int) -> list[list[np.ndarray]]:
 
 
 def _tails(gradients: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return the distribution of magnitudes relative to the root mean square of their bucket.
+    """Return the distribution of the gradients' relative magnitudes.
 
-    Only full buckets count.
+    They are relative to the root mean square of their bucket. Only full buckets count.
     """
     whole = [own[: len(own) // TAIL_BUCKET * TAIL_BUCKET].reshape(-1, TAIL_BUCKET) for own in gradients]
     rows = np.abs(np.concatenate(whole).astype(np.float64))
@@ -246,7 +246,10 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def _normal_top() -> float:
-    """Return the share of the squares in the largest 1% of normal values."""
+    """Return the largest normal values' share of the sum of squares.
+
+    The largest are 1% of the values.
+    """
     normal = NormalDist()
     limit = normal.inv_cdf(0.995)
     return 2 * (limit * normal.pdf(limit) + 0.005)

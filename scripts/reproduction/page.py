@@ -112,7 +112,10 @@ def _about(claim: str, verdicts: list[common.Verdict], holds: bool) -> list[str]
 
 
 def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list[common.Verdict]]]:
-    """Group verdicts into statements of a paper, our readings and claims of this package."""
+    """Group verdicts by the source of their statements.
+
+    The groups are statements of a paper, our readings and claims of this package.
+    """
     ours = {common.OURS: ("our", "readings"), common.PACKAGE: ("this package's", "claims")}
     kinds = [(("the paper's", "statements"), [v for v in verdicts if v.source not in ours])]
     kinds += [(what, [v for v in verdicts if v.source == source]) for source, what in ours.items()]
@@ -120,7 +123,10 @@ def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list
 
 
 def _time_of(result: dict[str, Any]) -> str:
-    """Return the run time of a claim, or of its trainings if run in parts."""
+    """Return the run time of a claim.
+
+    It is that of its trainings if the claim was run in parts.
+    """
     if "only" not in result:
         cpu = f" ({result['cpu_seconds']:.0f} s of CPU time)" if "cpu_seconds" in result else ""
         return f"{result['seconds']:.0f} s{cpu}"

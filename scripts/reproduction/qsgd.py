@@ -120,9 +120,9 @@ def _cell(kind: str, array: np.ndarray, bits: int, bucket: int, seed: int) -> di
 
 
 def _lengths(array: np.ndarray, bucket: int, levels: int, repetitions: int, seed: int) -> dict[str, float]:
-    """Return mean bits of a bucket encoded alone, with its norm, by Elias code.
+    """Return mean bits of a bucket and its norm, by Elias code.
 
-    Leaves out buckets of zeros.
+    Each bucket is encoded alone. Leaves out buckets of zeros.
     """
     backend = kernels.get("auto")
     rows = [row for row in array[: len(array) // bucket * bucket].reshape(-1, bucket) if row.any()]
@@ -230,7 +230,10 @@ def _length_bound(cell: dict[str, Any], code: str | None) -> float:
 
 
 def _sparse_points(figures: dict[str, Any], kind: str) -> list[tuple[int, float]]:
-    """Return pairs of B and the mean bits of a bucket without its norm."""
+    """Return pairs of bucket size and mean bits of a bucket.
+
+    The bits are without its norm.
+    """
     groups = _by(figures["sparse"], "bucket", kind=kind)
     return [(bucket, common.mean(c["gamma"] for c in own) - 32) for bucket, own in groups.items()]
 

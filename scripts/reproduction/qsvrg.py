@@ -88,7 +88,12 @@ METHOD = METHOD.format(
 
 
 class Problem(NamedTuple):
-    """Features float64[m, n] with norms up to 1, and signs float64[m] of their classes."""
+    """Features with norms up to 1, and signs of their classes.
+
+    Attributes:
+        features: float64[m, n].
+        signs: float64[m].
+    """
 
     features: np.ndarray
     signs: np.ndarray
@@ -98,7 +103,7 @@ class Problem(NamedTuple):
         return 0.25 * float(np.square(self.features).sum(axis=1).max()) + PENALTY
 
     def slopes(self, x: np.ndarray, rows: Any, loss: str = "logistic") -> np.ndarray:
-        """Return the derivatives of the losses by the products of features and x."""
+        """Return the losses' derivatives by the products of features and x."""
         signs = self.signs[rows]
         wrong = 1 / (1 + np.exp(signs * (self.features[rows] @ x)))
         return -signs * wrong * (1 if loss == "logistic" else 1 - wrong)
@@ -138,9 +143,9 @@ def minimum(problem: Problem) -> float:
 
 
 class Exchange:
-    """Average over the workers, in float32 or quantized, with a count of bits.
+    """Average over the workers, with a count of bits.
 
-    Counts the bits that one worker broadcasts.
+    It is in float32 or quantized. Counts the bits that one worker broadcasts.
     """
 
     def __init__(self, elements: int, quantized: bool, seed: int) -> None:
@@ -206,7 +211,7 @@ def _run(problem: Problem, method: str, settings: Settings, seed: int, lowest: f
 
 
 def _variance_reduced(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Iterate SVRG or QSVRG: the new snapshot at the end of each epoch."""
+    """Iterate SVRG or QSVRG; yield the new snapshot after each epoch."""
     rng, count = np.random.default_rng(seed), len(problem.signs)
     rate = 1 / (STEP_DIVISOR * problem.smoothness)
     snapshot = np.zeros(problem.features.shape[1])
@@ -237,9 +242,9 @@ def _plain(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Itera
 
 
 def _descent(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Iterate gradient descent: the iterate after a tenth of the steps of an epoch.
+    """Iterate gradient descent; yield the iterate at regular intervals.
 
-    Each of its steps uses all images.
+    An interval is a tenth of the steps of an epoch. Each of its steps uses all images.
     """
     x = np.zeros(problem.features.shape[1])
     while True:
@@ -249,7 +254,10 @@ def _descent(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Ite
 
 
 def _falling(problem: Problem) -> Iterator[float]:
-    """Iterate over step sizes from 1 / (2 L), falling as 2 / (PENALTY t)."""
+    """Iterate over falling step sizes.
+
+    They start from 1 / (2 L), and fall as 2 / (PENALTY t).
+    """
     first = 1 / (2 * problem.smoothness)
     return (first / (1 + first * PENALTY * step / 2) for step in itertools.count())
 
@@ -292,9 +300,10 @@ def _power(value: float) -> str:
 
 
 def reached_at(run: dict[str, Any], accuracy: float, unit: str = "epochs") -> float | None:
-    """Return the epochs, or bits, until a distance is reached; None if never.
+    """Return the epochs, or bits, until a distance is reached.
 
-    Interpolates its logarithm linearly between two epochs; the first epoch counts whole.
+    None if it never is. Interpolates the distance's logarithm linearly between two epochs; the first epoch counts
+    whole.
     """
     gaps, place = run["gaps"], range(1, len(run["gaps"]) + 1) if unit == "epochs" else run[unit]
     for i, gap in enumerate(gaps):
@@ -307,7 +316,10 @@ def reached_at(run: dict[str, Any], accuracy: float, unit: str = "epochs") -> fl
 
 
 def _mean_to(figures: dict[str, Any], method: str, accuracy: float, unit: str) -> float | None:
-    """Return the mean of `reached_at` over the seeds; None if one never arrives."""
+    """Return the mean of `reached_at` over the seeds.
+
+    None if a seed never arrives.
+    """
     found = [reached_at(run, accuracy, unit) for run in figures["runs"][method]]
     return None if None in found else common.mean(found)  # type: ignore[arg-type]
 

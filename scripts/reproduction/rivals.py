@@ -85,7 +85,7 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
 
 
 def _tuned(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, float]:
-    """Return the validation loss of EF-SignSGD for each learning rate tried so far."""
+    """Return EF-SignSGD's validation loss for each learning rate tried so far."""
     losses = {}
     for rate in RATES:
         job = _job(settings, SIGNS, rate)
@@ -103,7 +103,10 @@ def _trained(
     run: bool,
     before: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
-    """Return the trainings of a method; earlier ones until its rate is tuned."""
+    """Return the trainings of a method.
+
+    They are earlier ones until its learning rate is tuned.
+    """
     rate = None
     if each is SIGNS:
         if len(tuned) < len(RATES):

@@ -100,7 +100,10 @@ def _gradients(kind: str, seed: int, workers: int, elements: int) -> np.ndarray:
 
 
 def _exchange(method: str, bits: int, kind: str, own: np.ndarray, seed: int) -> dict[str, Any] | None:
-    """Simulate a reduction; return figures, or None if the sum does not fit."""
+    """Simulate a reduction and return its figures.
+
+    Return None if the sum does not fit.
+    """
     scheme = common.scheme(f"{method}-{bits}")
     found = common.exchanged(scheme, own, seed)
     if found is None:
@@ -126,7 +129,10 @@ def _those(figures: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
 
 
 def _errors(figures: dict[str, Any], **wanted: Any) -> list[float]:
-    """Return the nmse of each seed; empty if the sum does not fit."""
+    """Return the nmse of each seed.
+
+    Empty if the sum does not fit.
+    """
     return [each["nmse"] for each in _those(figures, **wanted)]
 
 

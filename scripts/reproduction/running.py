@@ -1,4 +1,4 @@
-"""Cached runs under horovodrun, on this machine and between hosts of a lab.
+"""Cached runs under horovodrun, on this machine and on an emulated cluster.
 
 So an interrupted study resumes, and two studies can share a run. `forget` has a claim measured again.
 """
@@ -139,7 +139,10 @@ def kept_trainings(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def once(name: str, compute: Callable[[], Any]) -> Any:
-    """Return the cached result of a name; compute and cache it first if missing."""
+    """Return the cached result of a name.
+
+    Compute and cache it first if it is missing.
+    """
     if kept(name) is None:
         keep(name, compute())
     return kept(name)
@@ -238,7 +241,9 @@ def lab(hosts: int, rate: str) -> Iterator[Lab]:
 def launch(
     command: Sequence[str], variables: dict[str, str] | None = None, limit: float = TIME_LIMIT
 ) -> None:
-    """Run a command; kill its processes at the time limit or an interrupt.
+    """Run a command with a time limit.
+
+    Its processes are killed at the time limit or an interrupt.
 
     Raises:
         RunFailed: it ended with an error, or not in time.

@@ -1,4 +1,4 @@
-"""Seconds to the float32 loss: whole trainings between the hosts of a lab.
+"""Seconds to the float32 loss: whole trainings on an emulated cluster.
 
 Estimates: for each of its 118,656 parameters a worker sends 1.5 times 4 bytes in a ring, 57 ms at 100 Mbit/s, and four
 workers on two cores compute for 50 to 60 ms. So float32 takes 2 minutes, compressed trainings one, and all trainings at
@@ -212,9 +212,10 @@ def arrival(
 
 
 def times_as_fast(figures: dict[str, Any], rate: str, key: str, other: str = "none") -> float:
-    """Return the speed-up over another training to within 1% of the final float32 loss.
+    """Return the speed-up over another training to the float32 loss.
 
-    0 if this training never reaches it, infinite if the other one does not.
+    Both are timed until within 1% of the final float32 loss. The speed-up is 0 if this training never reaches it,
+    infinite if the other one does not.
     """
     own, others = (arrival(figures, rate, each) for each in (key, other))
     return 0.0 if own is None else float("inf") if others is None else others.seconds / own.seconds
@@ -406,7 +407,7 @@ LETTER, ROW = 0.0095, 0.06  # width of a letter and height of a label, relative 
 
 
 def name_ends(axes: Any, ends: Sequence[End], low: float, high: float) -> None:
-    """Write labels to the right of and below their points, without crossing lines.
+    """Write labels right of and below their points, without crossing lines.
 
     Args:
         ends: from left to right.

@@ -91,7 +91,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 @contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Bind this process, and the processes that it starts, to some of its cores."""
+    """Bind this process, and its child processes, to some of its cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:count])
     try:
@@ -106,11 +106,17 @@ def seconds(figures: dict[str, Any], method: str) -> float:
 
 
 def speed_up(figures: dict[str, Any], method: str, over: str = "none") -> float:
-    """Return the speed-up of a method over another: median of the ratios within rounds."""
+    """Return the speed-up of a method over another.
+
+    It is the median of the ratios within rounds.
+    """
     own, other = (figures["results"][name]["seconds"] for name in (method, over))
     return statistics.median(b / a for a, b in zip(own, other))
 
 
 def link_bytes(figures: dict[str, Any], method: str) -> float:
-    """Return the bytes per step that leave a host, median of the rounds."""
+    """Return the bytes per step that leave a host.
+
+    They are the median of the rounds.
+    """
     return statistics.median(figures["results"][method]["link_bytes"])

@@ -65,7 +65,9 @@ def binsgdm(style: str = "-") -> Training:
 
 
 class TrainedInParts(NamedTuple):
-    """Settings of trainings in a study whose parts can run one by one.
+    """Settings of trainings in a study that can run in parts.
+
+    The parts can run one by one.
 
     Attributes:
         options: of the example; those of a training follow them.
@@ -170,7 +172,10 @@ def trained(settings: Settings, each: Training, options: Sequence[str] = ()) -> 
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of trainings with one method; lists have one entry per seed."""
+    """Return the figures of trainings with one method.
+
+    Lists have one entry per seed.
+    """
     return {
         "losses": [[round(loss, 4) for loss in run["losses"]] for run in runs],
         "validation_losses": [run["validation_loss"] for run in runs],
@@ -183,7 +188,9 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def trained_in_part(
     job: running.Job, seeds: Sequence[int], run: bool, before: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the `summary` of cached trainings, or an earlier one with more seeds.
+    """Return the `summary` of cached trainings, or an earlier summary.
+
+    The earlier one is returned if it has more seeds.
 
     Args:
         run: True to train missing seeds first.
@@ -201,9 +208,9 @@ def trained_in_part(
 
 
 def entropies() -> dict[str, float]:
-    """Return entropies of the next character in nats: unconditional, and given one character.
+    """Return entropies of the next character in nats.
 
-    These losses need no transformer.
+    One is unconditional, one given the character before. These losses need no transformer.
     """
     text = running.import_example("python_text").load_text()
     pairs = collections.Counter(zip(text.training[:-1].tolist(), text.training[1:].tolist()))
@@ -351,7 +358,9 @@ def draw_parts(
     file: str,
     inset: Sequence[str] | None = None,
 ) -> list[Plot]:
-    """Draw the losses of finished trainings, if float32 and another one are among them.
+    """Draw the losses of finished trainings.
+
+    Draw nothing unless float32 and another one are among them.
 
     Args:
         inset: keys of the trainings in the inset; None for all that end close to float32.
@@ -396,7 +405,10 @@ def draw_losses(
 def zoom_in(
     axes: Any, chosen: Sequence[Training], curves: Sequence[Curve], only: Sequence[str] | None
 ) -> None:
-    """Draw an inset with ratios of curves that end close to the first one."""
+    """Draw an inset with ratios of curves to the first one.
+
+    It has the curves that end close to the first one.
+    """
     steps, losses = curves[0]
     ratios = {
         each: [100 * (a / b - 1) for a, b in zip(points[1], losses)]

@@ -1,4 +1,4 @@
-"""Variance of the rounding of a scheme: measured with its kernels, and exact."""
+"""Variance of a scheme's rounding: measured with its kernels, and exact."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def expected(scheme: Any, gradients: Sequence[np.ndarray]) -> float:
 
 
 def expected_without_zero(scheme: NUQSGD, gradients: Sequence[np.ndarray]) -> float:
-    """Return the expectation with the same bits and levels 1, 1/2, ... without 0.
+    """Return the expectation with levels 1, 1/2, ... but without 0.
 
-    These are the levels of the code of the NUQSGD authors. A magnitude r below the smallest level p becomes p or -p,
-    with a variance of ``p^2 - r^2``.
+    The number of bits is that of the scheme. These are the levels of the code of the NUQSGD authors. A magnitude r
+    below the smallest level p becomes p or -p, with a variance of ``p^2 - r^2``.
     """
     smallest = 2 ** (scheme.bits - 1) - 1
     levels, p = exponential_levels(smallest), 2.0**-smallest
