@@ -59,9 +59,9 @@ class DeviceMemory(Memory):
         self._streams = _Streams(device) if device.type == "cuda" else None
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == self.device and tensor.is_contiguous():
+        if _is_plain(tensor, self.device):
             return tensor.detach().view(-1) if tensor.requires_grad else tensor.view(-1)
-        return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
+        return tensor.detach().to(self.device, non_blocking=True).resolve_neg().contiguous().view(-1)
 
     def taken(self, tensor: torch.Tensor, before: Any) -> torch.Tensor | BufferView:
         """Return a `BufferView` of the gradient's memory, or a copy.
@@ -151,7 +151,7 @@ class DeviceMemory(Memory):
         if destination.array is not None:
             decoded.write(index, factor, as_array(destination.array))
             return
-        if tensor.is_contiguous():
+        if _is_plain(tensor, self.device):
             decoded.write(index, factor, self.flat(tensor))
             return
         from horovod_quant.kernels.triton.launching import settle
@@ -165,7 +165,7 @@ class DeviceMemory(Memory):
         if destination.array is not None:
             return destination.array
         tensor = destination.destination
-        return self.flat(tensor) if tensor.is_contiguous() else None
+        return self.flat(tensor) if _is_plain(tensor, self.device) else None
 
     def _on_stream(self) -> Any:
         return contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.own)

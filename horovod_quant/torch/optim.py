@@ -352,7 +352,7 @@ class BinSGDM(torch.optim.Optimizer):
         step = self.count_update(parameter)
         if parameter in self._parts:
             raise RuntimeError(SPREAD)
-        memory = memories.choose("auto", parameter.device)
+        memory = memories.choose("auto", parameter.device, has_nccl=lambda: False)  # nothing is sent
         kernels = memory.kernels
         stored = self.stored_state(parameter, 0, parameter.numel())
         momentum, scale = stored.momentum.to(memory.device), stored.scale.to(memory.device)

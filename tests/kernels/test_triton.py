@@ -34,7 +34,7 @@ with pytest.MonkeyPatch.context() as at_import:
     interpret(at_import)
     pytest.importorskip("triton")
     from horovod_quant.kernels import triton as kernels
-    from horovod_quant.kernels.triton import each, launching
+    from horovod_quant.kernels.triton import each, functions, launching, table
     from horovod_quant.kernels.triton.jobs import Rows, layout_of
     from horovod_quant.kernels.triton.ranges import Ranges
     from horovod_quant.kernels.triton.table import SegmentTable
@@ -386,3 +386,18 @@ def test_the_benchmark_needs_a_gpu() -> None:
     else:
         assert done.returncode == 2
         assert "PyTorch sees no CUDA device" in done.stderr
+
+
+def test_an_empty_copy_does_not_decide_how_later_ones_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_steps", {})
+    words = torch.arange(1, 4, dtype=torch.int32, device=DEVICE)
+    out, start = torch.zeros(3, dtype=torch.int32, device=DEVICE), np.zeros(1, np.int64)
+    each.copy_each(words, start, out[:0], start, np.array([0]))
+    each.copy_each(words, start, out, start, np.array([3]))
+    assert out.tolist() == [1, 2, 3]
+
+
+def test_a_bucket_that_needs_more_than_32_bits_has_no_norm() -> None:
+    with pytest.raises(ValueError, match="on a GPU a bucket has at most 1073741824 elements"):
+        functions._norm_bucket_size(2**30 + 1, 2**40)
+    assert functions._norm_bucket_size(2**30, 2**40) == 2**30

@@ -14,12 +14,17 @@ from __future__ import annotations
 import sys
 
 try:
-    import torch  # noqa: F401
-    import triton  # noqa: F401
+    import torch
+    import triton
 except ImportError as error:
     raise ImportError(
         "horovod_quant.kernels.triton needs PyTorch and Triton: pip install torch triton"
     ) from error
+if not hasattr(triton, "constexpr_function"):
+    raise ImportError(
+        f"horovod_quant.kernels.triton needs a newer Triton than {triton.__version__}, which belongs to PyTorch "
+        f"{torch.__version__}; install a newer PyTorch, which brings one"
+    )
 
 from horovod_quant.kernels.triton.arrays import (
     TILES_AT_A_TIME,

@@ -126,6 +126,8 @@ def copy_each(
 def copy_addresses(
     sources: np.ndarray, targets: np.ndarray, counts: np.ndarray, kept: Sequence[torch.Tensor]
 ) -> None:
+    if not counts.any():
+        return
     one = kept[-1]
     (step,) = steps_of("copy", lambda: arrays.copy(one[:1], one[:1]))
     columns = {"source": sources, "target": targets}

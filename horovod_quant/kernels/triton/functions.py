@@ -49,6 +49,7 @@ _CODE_TILES = 4  # tiles of codes, one for each warp
 _DECODED_TILES = 1  # in a program of one warp: the words of several workers need many registers
 _BUCKETS_TO_ADD = 16
 _LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short
+_LARGEST_NORM = 2**30  # elements of a bucket with a norm, for the same reason
 _CHUNK = 1024  # elements of a bucket at a time, and ...
 _ELEMENTS_TO_COMPARE = 4096  # ... of all buckets of a program
 _TILES = 2  # tiles of single bits
@@ -116,7 +117,13 @@ def _norm_bucket_size(elements: int, bucket_size: int) -> int:
     It is not much larger than the number of elements. A program then does not loop over an empty rest. It is a power of
     two, because each size is compiled.
     """
-    return min(bucket_size, 1 << (max(elements, TILE) - 1).bit_length())
+    size = min(bucket_size, 1 << (max(elements, TILE) - 1).bit_length())
+    if size > _LARGEST_NORM:
+        raise ValueError(
+            f"bucket_size={bucket_size}: on a GPU a bucket has at most {_LARGEST_NORM} elements, and a gradient has "
+            f"{elements}; use a smaller bucket_size, or kernels='native'"
+        )
+    return size
 
 
 def clip(x: torch.Tensor, most: float) -> torch.Tensor:

@@ -43,6 +43,8 @@ def _bucket_maxima(
 ):  # fmt: skip
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + block * (BUCKETS * BUCKET)
     bucket = tl.arange(0, BUCKETS)
+    if BUCKETS * BUCKET > 2**31:  # beyond offsets of 32 bits
+        bucket = bucket.to(tl.int64)
     lane = tl.arange(0, CHUNK)
     largest = tl.zeros([BUCKETS, CHUNK], tl.int32)
     for at in range(0, BUCKET, CHUNK):
@@ -95,6 +97,8 @@ def _bucket_sums(
 ):  # fmt: skip
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + block * (BUCKETS * BUCKET)
     bucket = tl.arange(0, BUCKETS)
+    if BUCKETS * BUCKET > 2**31:  # beyond offsets of 32 bits
+        bucket = bucket.to(tl.int64)
     lane = tl.arange(0, ROW)
     lanes = tl.zeros([BUCKETS, ROW], tl.float64)
     for at in range(0, BUCKET, ROW):
