@@ -1,7 +1,7 @@
 """Measure time, bytes and nmse of step communication with each method.
 
-    horovodrun -np 4 horovod-quant bench --model resnet50
-    horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgd-4 --rounds 7 --json bench.json --plot bench.png
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 horovod-quant bench --model resnet50
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 horovod-quant bench --methods global-qsgd-8 qsgd-4 --rounds 7 --json bench.json --plot bench.png
     horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
 
     torchrun --nproc-per-node 4 --no-python horovod-quant bench --transport ddp
@@ -27,7 +27,7 @@ from horovod_quant.cli import probe
 from horovod_quant.cli.launch_context import TORCHRUN, find_launch_context
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.problem import Problem
-from horovod_quant.frontends import former_names
+from horovod_quant.frontends import former_names, switch
 from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.frontends.methods import FP16, NONE, compared, families, parse
 from horovod_quant.schemes.base import require_int
@@ -132,6 +132,9 @@ def plan(arguments: argparse.Namespace) -> Plan:
     try:  # errors that may occur on one host alone
         with Problem.of(""):
             kernels.get()
+            is_off = switch.is_off()
+        if is_off:
+            raise Problem(f"{switch.VARIABLE}=1: every method would be measured as none; unset it")
         if arguments.shapes:
             with Problem.of("--shapes"):
                 shapes = parse_shapes(arguments.shapes)

@@ -461,6 +461,13 @@ def test_mistakes_are_explained_before_a_framework_is_imported(options: list[str
     assert "Traceback" not in done.stderr
 
 
+def test_compression_that_is_switched_off_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_QUANT_DISABLE", "1")
+    done = alone("--framework", "torch")
+    assert done.returncode == 2
+    assert "HOROVOD_QUANT_DISABLE=1: every method would be measured as none; unset it" in done.stderr
+
+
 def test_a_problem_of_another_worker_alone_ends_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

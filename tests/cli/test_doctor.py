@@ -233,7 +233,7 @@ def test_kernels_and_settings_that_slow_down_are_warnings_with_remedies(bare) ->
     _, output = run_doctor(
         "--model", "resnet50", python=python, path=packages,
         HOROVOD_QUANT_LIBRARY="/nowhere/native.so", HOROVOD_CACHE_CAPACITY="100", HOROVOD_AUTOTUNE="1",
-        HOROVOD_FUSION_THRESHOLD="0", HOROVOD_CYCLE_TIME="20",
+        HOROVOD_FUSION_THRESHOLD="0", HOROVOD_CYCLE_TIME="20", HOROVOD_QUANT_DISABLE="1",
     )  # fmt: skip
     warnings = marked(output, WARNING)
     library = only(
@@ -246,6 +246,7 @@ def test_kernels_and_settings_that_slow_down_are_warnings_with_remedies(bare) ->
     assert "resnet50's 85 small gradients" in only(warnings, "HOROVOD_FUSION_THRESHOLD=0 bytes")
     assert "up to 60 ms per step; unset it, or set it to 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
     assert only(warnings, "HOROVOD_AUTOTUNE")
+    assert only(warnings, "HOROVOD_QUANT_DISABLE=1: Horovod reduces all gradients, uncompressed")
 
 
 @pytest.mark.parametrize(

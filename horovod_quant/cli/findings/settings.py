@@ -10,6 +10,7 @@ from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_nam
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, WARNING, Finding
+from horovod_quant.frontends import switch
 from horovod_quant.frontends.methods import examples
 from horovod_quant.schemes.base import Scheme
 
@@ -40,6 +41,9 @@ def findings(environment: Mapping[str, str], model: str | None, frameworks: list
         cycle_finding(environment),
     ]
     found = [finding for finding in checked if finding is not None]
+    if environment.get(switch.VARIABLE, "").strip() == "1":
+        text = f"{switch.VARIABLE}=1: Horovod reduces all gradients, uncompressed"
+        found.append(Finding(WARNING, text, "unset it"))
     if number(environment, "HOROVOD_AUTOTUNE", 0)[0] > 0:
         found.append(
             Finding(
