@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from parallel.launching import ROOT, environment
 
+from horovod_quant.frontends import former_names
+
 pytestmark = pytest.mark.parallel
 
 

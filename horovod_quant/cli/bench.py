@@ -1,7 +1,7 @@
 """Measure time, bytes and nmse of step communication with each method.
 
     horovodrun -np 4 -H a:1,b:1,c:1,d:1 horovod-quant bench --model resnet50
-    horovodrun -np 4 -H a:1,b:1,c:1,d:1 horovod-quant bench --methods global-qsgd-8 qsgd-4 --rounds 7 --json bench.json --plot bench.png
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 horovod-quant bench --methods qsgd-4 eden-3 --json bench.json --plot bench.png
     horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
 
     torchrun --nproc-per-node 4 --no-python horovod-quant bench --transport ddp

@@ -12,7 +12,7 @@ INTRODUCTION = """\
 # Evidence: do the papers' claims hold?
 
 For readers who want to know what was tested before they trust a figure. Afterwards you know at what scale each claim of
-the papers was tested, and which claims hold. Each page below has the tests, figures and verdicts for one paper or topic.
+the papers was tested, and which claims hold. Each page below has the tests, figures and verdicts of one topic.
 
 `scripts/reproduce` measures the figures in `{folder}/` and writes these pages; `scripts/reproduce --again CLAIM`
 measures one claim again. A *statement of a paper* is cited with its place in the paper. *Our reading* is something that

@@ -97,7 +97,9 @@ def test_the_table_is_the_models_and_every_cell_says_modelled() -> None:
 def test_what_the_readme_says_of_16_hosts_is_the_models() -> None:
     few, more = (_cells(hosts) for hosts in (8, 16))
     assert len(few) == len(more) == len(pays.JOBS) * len(pays.GIGABITS)
-    (limit,) = re.findall(r"With 16 hosts the table changes in one cell, and elsewhere by at most ([\d.]+):", WORDS)
+    (limit,) = re.findall(
+        r"With 16 hosts the table changes in one cell, and elsewhere by at most ([\d.]+):", WORDS
+    )
     assert all(abs(speed_up - before) < float(limit) + 0.01 for (before, _), (speed_up, _) in zip(few, more))
     (changed,) = (number for number, (one, other) in enumerate(zip(few, more)) if one[1] != other[1])
     model, gigabits = divmod(changed, len(pays.GIGABITS))
