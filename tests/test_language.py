@@ -34,6 +34,7 @@ PHRASES = {
     r"in turns?|(a|the same|three) turns?": "trials, alternately, in each round",
     r"swap(s|ped|ping)?": "exchange pairwise",
     r"exchanged (once |it |them )?again|exchanged a second time": "resent",
+    r"exchang(e|es|ed|ing)": "reduction, collective, step communication; average, send",
     r"witness(es)?|tall(y|ies)": "participation probe, operation-count padding",
     r"serves? (a|no|the|this) (chunk|shard)|the served": "reduces a shard, of the shard that this rank reduces",
     r"takes? the place of": "replaces",
