@@ -12,11 +12,11 @@ Adds CPU times and several group sizes.
     horovodrun -np 4 -H host1:2,host2:2 python benchmarks/exchange.py --methods binsgdm --also-hierarchical
     torchrun --nproc-per-node 4 benchmarks/exchange.py --framework ddp --many-small --methods none powersgd-1 eden-3
 
-The first row of the table, without any exchange, is the cost of the backward pass itself. The second table has CPU
-times, also as ratios to fp16 within the same round.
+The first row of the table, without step communication, is the cost of the backward pass itself. The second table has
+CPU times, also as ratios to fp16 within the same round.
 
-With ``--framework ddp``, under ``torchrun``, the methods are communication hooks, and PyTorch's own are among them:
-fp16, bf16, powersgd-1 and powersgd-2.
+With ``--framework ddp``, under ``torchrun``, the methods are communication hooks. They include those of PyTorch: fp16,
+bf16, powersgd-1 and powersgd-2.
 
 With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
 table then shows the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
@@ -26,11 +26,11 @@ GPU. One worker is enough there: it shows whether the path works, and counts lau
 With ``--many-small`` 1,000 gradients of 4,096 elements replace those of a model, so that the cost of a gradient of any
 size dominates. The last table shows that cost: in Horovod's hooks, on the calling thread, and in total.
 
-With ``--also-hierarchical`` each of this package's methods is measured hierarchically as well. Horovod has to be
-allowed to add process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1. With ``--also-nmse`` each is measured with ``nmse_every=1``
-as well, and the last table shows what that adds to a step; ``nmse_every=100`` adds it to every hundredth.
+With ``--also-hierarchical`` each of this package's methods is measured hierarchically as well. Horovod must be allowed
+to add process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1. With ``--also-nmse`` each is measured with ``nmse_every=1`` as
+well, and the last table shows what that adds to a step; ``nmse_every=100`` adds it to every hundredth step.
 
-The JSON file is like that of `horovod-quant bench`, with more for each method.
+The JSON file is like that of `horovod-quant bench`, with more values for each method.
 """
 
 from __future__ import annotations

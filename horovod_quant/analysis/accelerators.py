@@ -1,6 +1,6 @@
 """Kernel speeds on an accelerator, estimated from its memory bandwidth.
 
-The shares of some kernels were measured on an H100 and an H200; no exchange between several GPUs was.
+The shares of some kernels were measured on an H100 and an H200; step communication between several GPUs was not.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def memory_bound(memory_bandwidth: float) -> MemoryBound:
 def on_accelerators(
     shapes: Shapes, network: Network, memory_bandwidth: float, group_bytes: int = GROUP_BYTES
 ) -> Setting:
-    """Return the setting of gradients on accelerators, exchanged by NCCL.
+    """Return the setting of gradients on accelerators, reduced over NCCL.
 
     Args:
         shapes, group_bytes: see `Setting`.

@@ -37,7 +37,7 @@ A wider one sends more, and has almost nothing left to gain in steps.
 """
 
 HIERARCHICAL = " hierarchical"
-"""Suffix of the names of methods whose exchange is hierarchical."""
+"""Suffix of the names of methods whose reduction is hierarchical."""
 
 
 DDPS_CODE = {
@@ -69,8 +69,8 @@ class Row(NamedTuple):
     Attributes:
         choice: the method and its name.
         refusal: why it is impossible; its step then takes forever.
-        exchange: seconds of an exchange that does not overlap with a backward pass.
-        cost: cost of the exchange in the step.
+        exchange: seconds of step communication without overlap with a backward pass.
+        cost: cost of step communication in the step.
         step: seconds of a step.
         speed_up: speed-up of a step over none.
         break_even: the bandwidth in bytes per second below which steps are shorter than without compression; 0: never,
@@ -98,7 +98,7 @@ class Row(NamedTuple):
 
     @property
     def hidden(self) -> float:
-        """Seconds of the exchange that overlap with the backward pass."""
+        """Seconds of step communication that overlap with the backward pass."""
         return 0.0 if self.cost is None else max(self.exchange - self.cost.exposed, 0.0)
 
     @property
@@ -149,12 +149,12 @@ def steps_to_loss(method: Method, nmse: float | None) -> float | None:
 def choices(names: Iterable[str], network: Network, inside: Inside = FLOAT32) -> list[Choice]:
     """Return no compression and the named methods, each once.
 
-    Each method's hierarchical exchange follows it if hosts have several workers.
+    Each method's hierarchical reduction follows it if hosts have several workers.
 
     Args:
         names: names of methods.
         network: the workers.
-        inside: how gradients travel inside a host in hierarchical exchanges.
+        inside: how gradients travel inside a host in hierarchical reductions.
 
     Raises:
         ValueError: there is no such method.
@@ -177,15 +177,15 @@ def considered(
 ) -> list[Choice]:
     """Return the registered methods worth modelling on a cluster, no compression first.
 
-    From each family, and from its hierarchical exchange if hosts have several workers: the `WIDTHS` smallest numbers of
-    bits that work with the workers and stay within the error, and the next smaller one, which does not, for the reason.
-    From a family where no number of bits does: the last.
+    From each family, and from its hierarchical reduction if hosts have several workers: the `WIDTHS` smallest numbers
+    of bits that work with the workers and stay within ``max_nmse``, and the next smaller one, which does not, to show
+    the reason. From a family where no number of bits does: the last.
 
     Args:
         setting: the workers and the model.
         max_nmse: limit for `Row.nmse`.
         everything: whether to return all numbers of bits instead.
-        inside: how gradients travel inside a host in hierarchical exchanges.
+        inside: how gradients travel inside a host in hierarchical reductions.
     """
     found: list[Choice] = []
     for family in methods.every_family():
@@ -215,7 +215,7 @@ def _worth_modelling(members: Sequence[Choice], setting: Setting, max_nmse: floa
 
 
 def choice_of(method: methods.Method, *, hierarchical: bool = False, inside: Inside = FLOAT32) -> Choice:
-    """Return the choice of a method or of its hierarchical exchange."""
+    """Return the choice of a method or of its hierarchical reduction."""
     scheme = method.scheme()
     if scheme is None or not hierarchical:
         return Choice(method.name, scheme or method.name, method.family, method.code())

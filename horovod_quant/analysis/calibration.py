@@ -1,7 +1,7 @@
 """Fit the performance model's `Software` to JSON files of ``horovod-quant bench``.
 
-A weighted least-squares fit of the logarithms of exchange times. A prior pulls each parameter to its default, so one
-file is enough, and a parameter that no file determines stays at its default.
+A weighted least-squares fit of the logarithms of step communication times. A prior pulls each parameter to its
+default, so one file is enough, and a parameter that no file determines stays at its default.
 
 Units: seconds, bytes, bytes per second.
 """
@@ -50,7 +50,7 @@ UNCERTAINTY = {
 """Prior standard deviations, in logarithms, of parameters from the defaults of `Software`."""
 
 NOISE = 0.15
-"""Standard deviation of a measured exchange from the model, as a logarithm."""
+"""Standard deviation of measured step communication from the model, as a logarithm."""
 
 _ROUNDS = 30
 _CONVERGED = 1e-3
@@ -61,7 +61,7 @@ class Bench(NamedTuple):
 
     Attributes:
         controller: the file's name of the controller, or ``"ddp"``.
-        measured: seconds of an exchange, the median of the rounds, by the method's name.
+        measured: seconds of step communication, the median of the rounds, by the method's name.
         cores: number of cores that the workers of one host may use.
         others: the file's keys of these names.
     """
@@ -189,7 +189,7 @@ def observe(
 
 
 def predict(observation: Observation, speeds: KernelSpeeds, software: Software) -> dict[str, float]:
-    """Return the modelled seconds of an exchange by each method.
+    """Return each method's modelled seconds of step communication.
 
     Args:
         observation: the bench and its network.
@@ -205,7 +205,7 @@ def predict(observation: Observation, speeds: KernelSpeeds, software: Software) 
 
 
 def calibrate(observations: Sequence[Observation], speeds: KernelSpeeds) -> Software:
-    """Return the `Software` that fits the measured exchanges best.
+    """Return the `Software` that fits the measured times best.
 
     Gauss-Newton on logarithms, with steps halved while they make it worse.
 

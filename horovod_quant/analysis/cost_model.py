@@ -1,8 +1,8 @@
-"""Performance model of an exchange: its cost and its hidden part.
+"""Performance model of step communication: its cost and its hidden part.
 
-The hidden part overlaps with the backward pass. An exchange consists of kernels (`kernel_speeds`) and collectives
-(`network`). What each worker computes and sends comes from the schemes themselves (`work`), and which gradients travel
-together from the PyTorch frontend's rules (`groups`).
+The hidden part overlaps with the backward pass. Step communication consists of kernels (`kernel_speeds`) and
+collectives (`network`). What each worker computes and sends comes from the schemes themselves (`work`), and which
+gradients travel together from the PyTorch frontend's rules (`groups`).
 
 Units: seconds, bytes, bytes per second; elements where a name has the word.
 
@@ -53,18 +53,18 @@ CONTROL_BYTES = 4 * (1 + SIGNS)
 SPINNING = 2
 """Runnable threads of a worker while Horovod waits for an allreduce: one works, one polls.
 
-This package's exchanges sleep while they wait."""
+This package's reductions sleep while they wait."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one exchange of all gradients for one worker.
+    """Cost of step communication of all gradients for one worker.
 
     Attributes:
         kernels: seconds in kernels (casts, for fp16), including contention for cores.
-        frontend: seconds of the frontend's own work per gradient, and of kernel launches.
+        frontend: seconds of the frontend's work per gradient, and of kernel launches.
         network: seconds of all collectives, including Horovod's overhead.
-        exposed: seconds by which the exchange makes the step longer.
+        exposed: seconds by which step communication makes the step longer.
         bytes_sent: bytes sent by one worker on average, including control tensors and gradients that are too small.
         host_bytes: bytes that a host sends to other hosts.
     """
@@ -78,7 +78,7 @@ class Cost:
 
 
 class Setting(NamedTuple):
-    """Model, network and kernels of an exchange.
+    """Model, network and kernels of step communication.
 
     Args:
         shapes: shapes of the gradients, float32, in the order of registration.
@@ -100,7 +100,7 @@ class Setting(NamedTuple):
 def exchange_cost(
     method: Method, setting: Setting, *, backward: float = 0.0, accelerator: bool = False
 ) -> Cost:
-    """Return the modelled cost of one exchange of all gradients.
+    """Return the modelled cost of step communication of all gradients.
 
     The backward pass visits the parameters in reverse order of registration, each for a time proportional to its
     elements. A group's first collective starts when its last gradient is ready; each further one starts after the
@@ -111,7 +111,7 @@ def exchange_cost(
     Args:
         method: a scheme, ``"none"`` or ``"fp16"``.
         setting: model, network, kernels.
-        backward: seconds of the backward pass that the exchange may overlap with; 0 for ``overlap=False``.
+        backward: seconds of the backward pass that step communication may overlap with; 0 for ``overlap=False``.
         accelerator: whether the backward pass runs elsewhere while this host's cores run kernels. Otherwise a kernel
             makes the pass longer by its own time.
 
@@ -137,7 +137,7 @@ def exchange_cost(
 def workers_of(scheme: Scheme, network: Network) -> Workers:
     """Return the scheme's workers.
 
-    Hosts are its nodes only for a hierarchical exchange.
+    Hosts are its nodes only for a hierarchical reduction.
     """
     local_size = network.workers_per_host if isinstance(scheme, Hierarchical) else 1
     return Workers(0, network.workers, local_size=local_size)
@@ -266,7 +266,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
 
 
 def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work:
-    """Return a worker's part of a group's exchange on this network.
+    """Return a worker's part of a group's reduction on this network.
 
     MPI sums integers by two alltoalls, and Gloo sums what two workers gather.
     """
@@ -292,7 +292,7 @@ def _is_split(request: Request, lengths: Sequence[int], workers: Workers) -> boo
 
 
 def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, float]) -> Cost:
-    """Model Horovod's exchange without a scheme, which fuses all waiting gradients."""
+    """Model Horovod's allreduces without a scheme, which fuse all waiting gradients."""
     shapes, network = setting.shapes, setting.network
     element_bytes = 2 if half else 4
     to_half, from_half = (network.stretch() * cast if half else 0.0 for cast in setting.speeds.half)
@@ -330,7 +330,7 @@ def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, floa
 
 
 def _by_hook(method: Method, setting: Setting, accelerator: bool, arrivals: dict[str, float]) -> Cost:
-    """Model DDP's exchange with a hook: one bucket after another."""
+    """Model DDP's step communication with a hook: one bucket after another."""
     shapes, network = setting.shapes, setting.network
     free = computing = in_network = 0.0  # when the hook's thread is free, and what it has spent
     requests: list[Request] = []

@@ -51,7 +51,7 @@ def ddp_buckets(shapes: Shapes) -> list[list[str]]:
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
-    """Return the number of response cache entries of an exchange in PyTorch.
+    """Return the number of response cache entries of a step in PyTorch.
 
     They are each gradient's operation, each group's collectives, and the active-rank query; None: no compression.
     """

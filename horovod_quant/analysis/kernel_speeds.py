@@ -83,8 +83,8 @@ def measure_kernels(
 ) -> KernelSpeeds:
     """Measure the kernels of some schemes on one core of this machine.
 
-    Each scheme's exchange is run on real arrays, with one worker and with four (hierarchical: four hosts of four, and a
-    single one) that all use the same arrays. CPU time is measured for every kernel, so other processes do not count;
+    Each scheme's reduction is run on real arrays, with one worker and with four (hierarchical: four hosts of four, and
+    a single one) that all use the same arrays. CPU time is measured for every kernel, so other processes do not count;
     results are medians over the repetitions.
 
     Args:
@@ -141,7 +141,7 @@ def _measured(scheme: Scheme) -> list[Workers]:
 
 
 def _run(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: Any) -> None:
-    """Run one worker of an exchange of equal gradients.
+    """Run one worker's part of a reduction of equal gradients.
 
     Do nothing if there are too many workers for the scheme.
     """

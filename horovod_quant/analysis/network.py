@@ -194,8 +194,8 @@ class Network:
     def within(self, group: str) -> Network:
         """Return the network of a group of workers.
 
-        A group is all workers, those of a host, or one per host. All groups of a kind exchange at the same time; groups
-        between hosts share each host's link.
+        A group is all workers, those of a host, or one per host. All groups of a kind communicate at the same time;
+        groups between hosts share each host's link.
         """
         if group == LOCAL:
             return replace(self, hosts=1)

@@ -1,4 +1,4 @@
-"""Time of training steps with an exchange, and break-even bandwidths."""
+"""Time of training steps including communication, and break-even bandwidths."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_co
 
 @dataclass(frozen=True)
 class Step:
-    """A training step on one worker without any exchange.
+    """A training step on one worker, without step communication.
 
     Args:
         seconds: seconds of the whole step.
-        backward: seconds of it in which gradients become ready, so that an exchange can overlap.
+        backward: seconds of it in which gradients become ready, so that step communication can overlap.
         accelerator: whether the backward pass leaves this host's cores free.
 
     Raises:
@@ -33,11 +33,11 @@ class Step:
 
 
 def step_seconds(method: Method, setting: Setting, step: Step) -> float:
-    """Return the seconds of a training step with its exchange.
+    """Return the seconds of a training step, including communication.
 
     Args:
         method, setting: see `exchange_cost`.
-        step: the step without the exchange.
+        step: the step without step communication.
     """
     cost = exchange_cost(method, setting, backward=step.backward, accelerator=step.accelerator)
     return step.seconds + cost.exposed

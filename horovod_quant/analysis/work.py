@@ -1,7 +1,7 @@
 """Kernel calls and requests of one worker, from the scheme's code.
 
-A scheme runs with kernels that compute nothing, on arrays without memory, so that a large model's exchange among
-hundreds of workers takes milliseconds. No formula of a scheme is repeated here.
+A scheme runs with kernels that compute nothing, on arrays without memory, so that a reduction of a large model's
+gradients among hundreds of workers takes milliseconds. No formula of a scheme is repeated here.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def resolved(scheme: Scheme, workers: Workers) -> Scheme:
 
 
 def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int = 1) -> Work:
-    """Return the work of one worker in the exchange of a group.
+    """Return the work of one worker in the reduction of a group.
 
     Args:
         scheme: if its bytes depend on the values, `Scheme.fixed_length_proxy` replaces it.
         lengths: elements of each gradient of the group.
         size: number of workers.
-        local_size: number of workers per host, for a hierarchical exchange.
+        local_size: number of workers per host, for a hierarchical reduction.
 
     Raises:
         ValueError: the scheme's arguments cannot serve this number of workers.

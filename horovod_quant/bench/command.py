@@ -44,7 +44,7 @@ class Plan(NamedTuple):
         model: name of the model; None for other shapes.
         shapes: shapes of the gradients.
         variants: methods with settings to compare.
-        options: how the gradients are exchanged.
+        options: how the gradients are reduced.
         rounds: measurements of each variant; None to stop when they suffice (`horovod_quant.bench.enough`).
         seed: seed of the random gradients.
         json, plot: files to write, if any.

@@ -20,7 +20,7 @@ from horovod_quant.bench.variants import DDPS_OWN, Options, Variant
 from horovod_quant.frontends.methods import FP16
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
-START_POWERSGD = 2  # the minimum: DDP rebuilds its buckets after the first exchange
+START_POWERSGD = 2  # the minimum: DDP rebuilds its buckets after the first step
 
 
 class workers:
@@ -109,9 +109,9 @@ class Trial:
                 None, matrix_approximation_rank=hook, start_powerSGD_iter=START_POWERSGD
             )
             buckets = {"bucket_cap_mb": 4 * elements(gradients.shapes) / 2**20 + 1}
-        # PowerSGD feeds its error back in later steps, so one exchange's nmse has no meaning.
+        # PowerSGD feeds its error back in later steps, so the nmse of one step has no meaning.
         self.has_average = self._powersgd is None
-        # It allocates in its first exchange, and reuses from the second on.
+        # It allocates memory in its first reduction, and reuses it from the second on.
         self.warm_up = WARM_UP if self._powersgd is None else START_POWERSGD + 3
         self._ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **buckets)
         self._state: Any = None
@@ -135,7 +135,7 @@ class Trial:
         self._loss.backward()
 
     def averages(self) -> list[np.ndarray]:
-        """Return the gradients after an exchange."""
+        """Return the gradients after the step communication."""
         return [parameter.grad.numpy() for parameter in self._parameters]
 
     def clear(self) -> None:

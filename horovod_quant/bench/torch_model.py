@@ -1,6 +1,6 @@
 """PyTorch model with given gradients, whose backward pass visits parameters in reverse.
 
-The gradients are filled with the same values before every exchange, outside the measurement.
+The gradients are filled with the same values before every reduction, outside the measurement.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Variant(NamedTuple):
 
     Attributes:
         label: unique name, shown and used in the names of Horovod's operations.
-        method: None for a backward pass without any exchange, and for a hook of PyTorch that Horovod does not have.
+        method: None for a backward pass without communication, and for a hook of PyTorch that Horovod does not have.
         group_bytes, seed: see `horovod_quant.frontends.frontend.BaseCompressor`.
     """
 

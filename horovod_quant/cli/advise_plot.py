@@ -47,7 +47,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
         model: name of the model in the title.
         chosen: methods to draw where they are possible; `MOST_CURVES` at most.
         setting: the setting whose bandwidth and number of hosts are varied.
-        step: the step without the exchange.
+        step: the step without step communication.
 
     Raises:
         OSError: the file cannot be written.

@@ -56,7 +56,7 @@ class BaseCompressor(metaclass=CompressorClass):
         named_parameters: (name, parameter) pairs that name the gradients; by default they have Horovod's names.
         process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
@@ -134,7 +134,7 @@ class BaseCompressor(metaclass=CompressorClass):
         self._said_it_sends_more = False
         self._check_kernels()
         self._attach(process_set, None if named_parameters is None else named_pairs(named_parameters))
-        if hierarchical and self._is_initialized():  # otherwise at the first exchange
+        if hierarchical and self._is_initialized():  # otherwise at the first reduction
             self._check_workers(self._basics().size())
             nodes.require_process_sets(self._basics(), hierarchical)
 
@@ -225,7 +225,7 @@ class BaseCompressor(metaclass=CompressorClass):
 
         Raises:
             ValueError: ``state`` is something else.
-            RuntimeError: TensorFlow's graphs already contain the counts; load before the first exchange.
+            RuntimeError: TensorFlow's graphs already contain the counts; load before the first reduction.
         """
         self._resume_at(*step_counts.read(state))
 

@@ -81,7 +81,7 @@ class Scheme:
     Guarantees and obligations of a reduction:
 
     - **Gradients are read-only.** ``gradient.values`` is the user's memory: a flat array of float16, float32,
-      float64 or bfloat16 (as uint16); kernels accept all of them. Do not write to it or keep it after the exchange.
+      float64 or bfloat16 (as uint16); kernels accept all of them. Do not write to it or keep it after the reduction.
     - **Arrays belong to the backend**: they are numpy arrays, or tensors in TensorFlow graphs and on GPUs. A scheme
       that computes only with ``kernels``, cuts with slices and uses ``shape[0]`` for lengths runs everywhere. One that
       calls numpy itself declares ``host_only = True``.

@@ -65,8 +65,8 @@ class EDEN(Scheme):
             more than ``bits`` for up to 28 workers, then more, at most 4. Width 3 with ``server_bits=3`` sends 14% less
             than with 4, and has 1.6× its nmse. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The exchange
-            with the fewest bytes that achieves it is used, given the number of workers. An alltoall achieves 0.0193 or
+        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The reduction
+            that achieves it with the fewest bytes for the number of workers is used. An alltoall achieves 0.0193 or
             more, an allgather 0.0096; with a trellis it is 0.0134 and 0.0067.
         trellis: trellis-coded quantization (Marcellin and Fischer, 1990): 2× the levels for the same bits, and earlier
             codes select the half from which a code chooses. Rounding then adds 0.48, 0.10, 0.026 or 0.0067 of the
@@ -156,7 +156,7 @@ class EDEN(Scheme):
         return self.widths(workers).nmse()
 
     def widths(self, workers: int) -> Widths:
-        """Return the bits and exchange for N workers."""
+        """Return the bits and the reduction for N workers."""
         if self.nmse is not None:
             return fewest_bits(self.nmse, workers, possible(self.exchange, self.trellis))
         assert self.bits is not None

@@ -1,4 +1,4 @@
-"""Widths of EDEN's codes and its exchange.
+"""EDEN's code widths and reduction.
 
 They depend on the number of workers and the accepted nmse.
 """
@@ -32,7 +32,7 @@ larger share makes the workers' errors count less, relative to those of the redu
 
 
 class Widths(NamedTuple):
-    """Bits and exchange for some number of workers."""
+    """Bits and reduction for some number of workers."""
 
     bits: int
     server_bits: int
@@ -50,7 +50,7 @@ class Widths(NamedTuple):
 
 
 def usual(bits: int, server_bits: int | str, exchange: ExchangeKind, trellis: bool, workers: int) -> Widths:
-    """Return the widths and the exchange for N workers, without ``"auto"``."""
+    """Return the widths and the reduction for N workers, with ``"auto"`` resolved."""
     if exchange == AUTO:
         exchange = ALLGATHER if workers <= MOST_GATHERED else ALLTOALL
     if isinstance(server_bits, str):

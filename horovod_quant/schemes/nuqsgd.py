@@ -1,6 +1,6 @@
 """NUQSGD: Provably Communication-efficient Data-parallel SGD via Nonuniform Quantization.
 
-Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy. JMLR 22, 2021. QSGD's exchange with exponential levels
+Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy. JMLR 22, 2021. QSGD's reduction with exponential levels
 ``0, 2^-s, ..., 1/2, 1``.
 """
 

@@ -104,7 +104,7 @@ class QSGD(WithRounding):
             )
 
     def exchange_of(self, workers: int) -> ExchangeKind:
-        """Return the exchange.
+        """Return ``"allgather"`` or ``"alltoall"`` for N workers.
 
         ``"auto"`` is an alltoall if an allgather sends more than 2× the bytes.
         """
@@ -144,7 +144,10 @@ class QSGD(WithRounding):
         return (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """Return the nmse, equal for even numbers of workers of one exchange."""
+        """Return the expected nmse of the average.
+
+        It is the same for all even numbers of workers with the same reduction.
+        """
         resolved = self.for_workers(Workers(0, workers))
         nmse = self.codec().nmse(workers, self.rounding)
         if resolved.exchange != ALLTOALL:

@@ -41,7 +41,7 @@ class Compressor(_compressor.Compressor):
         named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
@@ -117,7 +117,7 @@ class QSGD(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
@@ -187,7 +187,7 @@ class NUQSGD(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
@@ -258,7 +258,7 @@ class GlobalQSGD(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
@@ -328,8 +328,8 @@ class EDEN(Compressor):
             more than ``bits`` for up to 28 workers, then more, at most 4. Width 3 with ``server_bits=3`` sends 14% less
             than with 4, and has 1.6× its nmse. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The exchange
-            with the fewest bytes that achieves it is used, given the number of workers. An alltoall achieves 0.0193 or
+        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The reduction
+            that achieves it with the fewest bytes for the number of workers is used. An alltoall achieves 0.0193 or
             more, an allgather 0.0096; with a trellis it is 0.0134 and 0.0067.
         trellis: trellis-coded quantization (Marcellin and Fischer, 1990): 2× the levels for the same bits, and earlier
             codes select the half from which a code chooses. Rounding then adds 0.48, 0.10, 0.026 or 0.0067 of the
@@ -346,7 +346,7 @@ class EDEN(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
@@ -421,7 +421,7 @@ class BinSGDM(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: the process set that reduces the gradients; by default the optimizer's.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number N instead of True makes N consecutive ranks a
+            so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.

@@ -331,7 +331,7 @@ class Buckets:
             group = pending.group
             assert group is not None
             self._wait_for(group)
-        # What a signal handler raises here ends no exchange: the script may synchronize again.
+        # A signal handler's exception in a wait does not cancel the step: the script may synchronize again.
         if group.error is not None:
             self._cancel(group.error)
             raise group.error
@@ -434,11 +434,11 @@ class DirectBuckets(threading.local):
     def remember(self, name: str, forget: Callable[[str], None]) -> None:
         """Mark a name as the most recently used.
 
-        To be called for each tensor of an operation.
+        Call it for each tensor of an operation. Beyond `REMEMBERED_NAMES` names it drops the least recently used one.
 
         Args:
             name: the operation's name.
-            forget: called with the name that is dropped in exchange.
+            forget: called with the dropped name.
         """
         self._buckets.setdefault(name, {})
         self._buckets.move_to_end(name)

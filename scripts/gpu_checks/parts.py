@@ -34,15 +34,15 @@ class Size(NamedTuple):
     """Sizes of the parts.
 
     Attributes:
-        processes: of pytest-xdist.
-        device: of the benchmarks and trainings.
+        processes: number of processes of pytest-xdist.
+        device: device of the benchmarks and trainings.
         extended: True to add the tests of --all to the last part.
-        sizes: of the kernels' gradients.
-        rounds: of the benchmarks.
-        models: gradients of the exchanges, options of benchmarks/exchange.py by name.
-        methods: of the exchanges.
-        features: of the exchange's scenarios; None for all that the default tier has.
-        ddp: number of DDP's scenarios; None for all.
+        sizes: sizes of the gradients in benchmarks/kernels.py.
+        rounds: number of rounds of each benchmark.
+        models: options of benchmarks/exchange.py that select the gradients to average, by the model's name.
+        methods: methods that benchmarks/exchange.py measures.
+        features: features of test_gpu_exchange.py whose scenarios run; None for all of the default tier.
+        ddp: number of DDP scenarios; None for all.
         training: options of the training.
     """
 

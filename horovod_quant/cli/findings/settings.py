@@ -31,8 +31,8 @@ def findings(environment: Mapping[str, str], model: str | None, frameworks: list
 
     Args:
         environment: environment variables.
-        model: the model whose gradients are exchanged, if known.
-        frameworks: frameworks that may exchange them.
+        model: the model whose gradients are reduced, if known.
+        frameworks: frameworks that may reduce them.
     """
     shapes = MODELS[model] if model else None
     checked = [
