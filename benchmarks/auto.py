@@ -104,7 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     gradients = parser.add_mutually_exclusive_group()
     gradients.add_argument(
-        "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
+        "--model", default="resnet50", choices=MODELS, help="the model whose gradients are averaged"
     )
     gradients.add_argument(
         "--shapes", nargs="+", metavar="SHAPE", help="shapes of other gradients: 1024x1024 64"

@@ -250,7 +250,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time a step's communication of a model's gradients.")
     parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow", DDP])
     parser.add_argument(
-        "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
+        "--model", default="resnet50", choices=MODELS, help="the model whose gradients are averaged"
     )
     parser.add_argument(
         "--methods",

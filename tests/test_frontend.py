@@ -89,7 +89,7 @@ WRONG_TYPES: list[tuple[str, dict[str, Any], str]] = [
     ("QSGD", {"hierarchical": True, "inside": 8.0}, "inside=8.0: use 'float32', 'float16' or 8"),
     ("QSGD", {"hierarchical": True, "inside": "8"}, "inside='8': use 'float32', 'float16' or 8"),
     ("QSGD", {"inside": None}, "inside=None: use 'float32', 'float16' or 8"),
-    ("QSGD", {"inside": 8}, "inside=8: it is for hierarchical exchanges; add hierarchical=True"),
+    ("QSGD", {"inside": 8}, "inside=8: it is for hierarchical reductions; add hierarchical=True"),
     ("QSGD", {"kernels": 3}, "kernels=3: "),
     ("QSGD", {"kernels": None}, "kernels=None: "),
     ("QSGD", {"kernels": ["native"]}, "kernels=['native']: "),

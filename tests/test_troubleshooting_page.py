@@ -41,7 +41,7 @@ NOT_ON_THE_PAGE = {
 """Modules whose messages nobody meets who trains, measures or predicts, and why."""
 
 COMPOSED = {
-    "self._disagreement(name)": "the workers did not exchange the same gradient here",
+    "self._disagreement(name)": "the workers did not send the same gradient here",
     "disagreement(self._arguments, unequal)": "here, but not on all other workers",
     "disagreement(question.arguments, unequal)": "here, but not on all other workers",
     "_foreign('parameter groups', lacking, [name for name in group if name != 'params'])": "it is another optimizer's",

@@ -36,7 +36,7 @@ def assumptions(
         f"whose latencies add up.",
     ]
     if not step.backward:
-        found.append("No part of the backward pass overlaps with the exchange (--backward).")
+        found.append("No part of the backward pass overlaps with the step communication (--backward).")
     if network.workers_per_host > 1:
         found.append(
             f"Workers of a host exchange {1e-9 * network.local_bandwidth:g} GB/s with each other (--local-bandwidth)."
@@ -59,7 +59,7 @@ def _kernels(setting: Setting) -> list[str]:
     return [
         f"Kernels take as long as moving their bytes at {ATTAINED:.0%} of {1e-9 * setting.speeds.memory_bandwidth:,g} "
         f"GB/s (--memory-bandwidth), or the share measured on an H200, and the host takes "
-        f"{show_seconds(setting.network.software.launch)} for each launch: no exchange between several GPUs has "
+        f"{show_seconds(setting.network.software.launch)} for each launch: no measurement between several GPUs has "
         f"confirmed this model.",
         "NCCL uses both directions of a link at once.",
     ]

@@ -111,7 +111,7 @@ def read_bench(path: str | Path) -> Bench:
         )
     if framework not in ("torch", DDP):
         raise ValueError(
-            f"{path}: measured with {framework}; the model describes exchanges of PyTorch under Horovod or DDP"
+            f"{path}: measured with {framework}; the model describes PyTorch under Horovod or DDP"
         )
     if framework != DDP and bench.controller not in MEASURED:
         raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(MEASURED)}")
@@ -120,7 +120,7 @@ def read_bench(path: str | Path) -> Bench:
             f"{path}: {bench.hosts} hosts of {bench.workers_per_host} are not {bench.workers} workers"
         )
     if bench.workers < 2:
-        raise ValueError(f"{path}: one worker exchanges nothing; run horovod-quant bench with two or more")
+        raise ValueError(f"{path}: one worker sends nothing; run horovod-quant bench with two or more")
     if not bench.measured:
         raise ValueError(f"{path}: it contains no measurement")
     for name, seconds in bench.measured.items():

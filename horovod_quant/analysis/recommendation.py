@@ -150,7 +150,7 @@ def _stay(rows: Sequence[Row]) -> str:
     )
     exposed = rows[0].cost.exposed if rows[0].cost else 0.0
     return (
-        f"Without compression the exchange adds {show_seconds(exposed)} a step; with the best of the others, "
+        f"Without compression the step communication adds {show_seconds(exposed)} a step; with the best of the others, "
         f"{best.name}, training would have {best.gain or best.speed_up:.2f}x its speed."
     )
 

@@ -170,7 +170,7 @@ class Run:
         """
         if self.bench.size < self.fewest_workers:
             launcher = LAUNCHERS[self.plan.framework == DDP]
-            return f"one worker exchanges nothing; start several: {launcher} {self.program} ..."
+            return f"one worker sends nothing; start several: {launcher} {self.program} ..."
         digest = hashlib.sha256(repr(list(self.plan.shapes.items())).encode()).hexdigest()
         own = self.plan.problem or self._memory_problem()
         texts = [text.partition(" ") for text in self.bench.gather_texts(f"{digest} {own}")]

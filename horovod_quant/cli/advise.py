@@ -85,7 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
     chosen = read_choices(arguments, network, shapes)
     if network.controller == NCCL:
-        warnings.append("modelled: exchanges between several GPUs have not been measured with this package.")
+        warnings.append(
+            "modelled: communication between several GPUs has not been measured with this package."
+        )
         setting = on_accelerators(shapes, network, read_memory(arguments), arguments.group_bytes)
     else:
         _progress("measuring kernels")

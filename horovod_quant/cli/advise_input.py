@@ -36,11 +36,11 @@ CORES, MEMORY = (1e-3, 1e6), (1e-3, 1e9)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is trained")
     shapes = what.add_mutually_exclusive_group(required=True)
-    shapes.add_argument("--model", choices=MODELS, help="the model whose gradients are exchanged")
+    shapes.add_argument("--model", choices=MODELS, help="the model whose gradients are averaged")
     own = "your own shapes: 1000x1000 64 ..., or a JSON file of names and sizes"
     shapes.add_argument("--shapes", nargs="+", metavar="SHAPE", help=own)
     usual = f"for {', '.join(JOBS)} by default that of an {ACCELERATOR} as in docs/pays.md"
-    step = f"time per step on one worker, excluding the exchange; {usual}"
+    step = f"time per step on one worker, excluding communication; {usual}"
     what.add_argument("--step", metavar="TIME", help=step)
     backward = "time of the backward pass, a part of the step; default: 0"
     what.add_argument("--backward", metavar="TIME", help=backward)
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=lambda text: int(text) if text.isdecimal() else text,
         choices=get_args(Inside),
         default=FLOAT32,
-        help="how gradients travel inside a host in hierarchical exchanges; default: %(default)s",
+        help="format of intra-node gradients in hierarchical reductions; default: %(default)s",
     )
     limit = "largest squared error of a recommended method's average, relative to its square; default: %(default)s"
     how.add_argument("--max-nmse", type=float, default=MOST_NMSE, metavar="NUMBER", help=limit)

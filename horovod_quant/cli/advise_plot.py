@@ -79,7 +79,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     right.set_title(f"{model}, {show_rate(network.bandwidth)}, {network.workers_per_host} workers per host",
                     fontsize="medium")  # fmt: skip
     for axes in (left, right):
-        axes.axhline(step.seconds, color="black", linestyle=":", linewidth=1, label="no exchange")
+        axes.axhline(step.seconds, color="black", linestyle=":", linewidth=1, label="no communication")
         axes.set_yscale("log")
         axes.set_ylabel("seconds per step")
     figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--model", choices=MODELS, help="the model whose gradients are exchanged; default: resnet50"
+        "--model", choices=MODELS, help="the model whose gradients are averaged; default: resnet50"
     )
     what.add_argument(
         "--shapes",

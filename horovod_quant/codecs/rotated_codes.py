@@ -98,7 +98,7 @@ def eden_variance_factor(bits: int, with_trellis: bool = False) -> float:
     return distortions[bits] / (1 - distortions[bits])
 
 
-def eden_error(
+def eden_nmse(
     bits: int, server_bits: int | None = None, ratio: float = 1.0, with_trellis: bool = False
 ) -> float:
     """Return EDEN's nmse ``E||estimate - average||^2 / ||average||^2``.

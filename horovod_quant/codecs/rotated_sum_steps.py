@@ -114,7 +114,7 @@ def estimate_margin(samples: int) -> float:
     return round(samples * math.expm1(twice / samples) / twice * 2**20) / 2**20
 
 
-def rotated_sum_error(bits: int, workers: int, rounding: str = "correlated") -> float:
+def rotated_sum_nmse(bits: int, workers: int, rounding: str = "correlated") -> float:
     """Return the nmse ``E||estimate - average||^2 / ||average||^2`` of a rotated sum.
 
     For independent gradients of equal norms: the variance of the rounding times the square of the step size. It does

@@ -71,12 +71,12 @@ def flat(name: str, value: npt.ArrayLike) -> _Floats:
     return array
 
 
-def gaussian_error(
+def gaussian_nmse(
     grid: np.ndarray, norm: str, elements: int, rounding: str, workers: int, again: bool = False
 ) -> float:
-    """Return the expected rel_rmse for independent Gaussian gradients.
+    """Return the expected nmse for independent Gaussian gradients.
 
-    It is ``||average - exact|| / ||exact||``. For levels that do not depend on the number of workers, and one rounding,
+    It is ``||average - exact||^2 / ||exact||^2``. For levels that do not depend on the number of workers, and one rounding,
     it does not depend on it either, if workers draw independently or their number is even: rounding errors average out
     just as such gradients do.
 
@@ -98,7 +98,7 @@ def gaussian_error(
     if again:
         ratios = np.minimum(_values() * math.sqrt((1.0 + nmse) / workers) / scale, 1.0)
         nmse += scale**2 * workers * float(rounding_variance(ratios, grid).mean()) / square
-    return math.sqrt(nmse)
+    return nmse
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ DEFAULT_BETA = 0.85
 """Best of six values in `scripts/reproduce binsgdm-tuning`."""
 
 SPREAD = (
-    "BinSGDM: momentum and scale are split among the workers of each node, because the exchange is hierarchical; call "
+    "BinSGDM: momentum and scale are split among the workers of each node, because the reduction is hierarchical; call "
     "the optimizer's gather_state() on all workers first"
 )
 """Error message for a request for the whole state from one worker."""

@@ -120,7 +120,7 @@ class BaseCompressor(metaclass=CompressorClass):
         if hierarchical:
             scheme = Hierarchical(scheme, inside)
         elif inside != FLOAT32:
-            raise ValueError(f"inside={inside!r}: it is for hierarchical exchanges; add hierarchical=True")
+            raise ValueError(f"inside={inside!r}: it is for hierarchical reductions; add hierarchical=True")
         self.policy = Policy(scheme, min_elements, exclude, overrides)
         self.policy.check_workers(2)  # with one worker Horovod calls nothing that would raise this
         self.hierarchical = hierarchical
@@ -283,6 +283,6 @@ class BaseCompressor(metaclass=CompressorClass):
 
     def _disagreement(self, name: str) -> str:
         return (
-            f"{name}: the workers did not exchange the same gradient here; check that all of them use the same "
+            f"{name}: the workers did not send the same gradient here; check that all of them use the same "
             f"model, and {type(self).__name__} with the same arguments"
         )

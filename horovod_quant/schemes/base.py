@@ -145,7 +145,7 @@ class Scheme:
 
     def reduction(self, workers: Workers) -> Reduction:
         """Return the reduction for these workers; required, unless `begin` is defined."""
-        raise TypeError(f"{type(self).__name__} defines no exchange")
+        raise TypeError(f"{type(self).__name__} defines no reduction")
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from horovod_quant.codecs.rotated_codes import eden_error, eden_variance_factor
+from horovod_quant.codecs.rotated_codes import eden_nmse, eden_variance_factor
 from horovod_quant.schemes.base import ALLGATHER, ALLTOALL, AUTO, ExchangeKind
 
 MOST_BITS = 4
@@ -44,9 +44,9 @@ class Widths(NamedTuple):
         return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
 
     def nmse(self, ratio: float = 1.0) -> float:
-        """Return the nmse, see `horovod_quant.codecs.rotated_codes.eden_error`."""
+        """Return the nmse, see `horovod_quant.codecs.rotated_codes.eden_nmse`."""
         server_bits = None if self.exchange == ALLGATHER else self.server_bits
-        return eden_error(self.bits, server_bits, ratio, self.trellis)
+        return eden_nmse(self.bits, server_bits, ratio, self.trellis)
 
 
 def usual(bits: int, server_bits: int | str, exchange: ExchangeKind, trellis: bool, workers: int) -> Widths:
@@ -99,5 +99,5 @@ def balanced(bits: int, workers: int, trellis: bool = False, share: float = 1.0)
 
 
 def _usual_ratio(workers: int) -> float:
-    """Return the assumed ratio of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
+    """Return the assumed ratio of energies, see `horovod_quant.codecs.rotated_codes.eden_nmse`."""
     return 1 / (1 + (workers - 1) * IN_COMMON)

@@ -12,8 +12,8 @@ from math import isqrt
 from typing import Any, Literal, get_args
 
 from horovod_quant.codecs.levels import exponential_levels, uniform_levels
-from horovod_quant.codecs.rotated_sum_steps import rotated_sum_error
-from horovod_quant.codecs.rounding_error import gaussian_error
+from horovod_quant.codecs.rotated_sum_steps import rotated_sum_nmse
+from horovod_quant.codecs.rounding_error import gaussian_nmse
 from horovod_quant.codecs.shared_scale import SharedScaleSums
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.base import Reduction
@@ -157,13 +157,13 @@ class GlobalQSGD(WithRounding):
         It grows with the number of workers: the scale grows, and levels get fewer.
         """
         if self.rotate:
-            return rotated_sum_error(self.bits, workers, self.rounding)
+            return rotated_sum_nmse(self.bits, workers, self.rounding)
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)
         assert levels is not None
         grid = uniform_levels(levels) if uniform else exponential_levels(levels - 1)
         # With exponential levels the reducer of a shard rounds the average once more.
         again = not uniform
-        return gaussian_error(grid, self.norm, self._bucket * workers, self.rounding, workers, again) ** 2
+        return gaussian_nmse(grid, self.norm, self._bucket * workers, self.rounding, workers, again)
 
     def check_workers(self, size: int) -> None:
         if self.rotate or self.levels == "exponential" or self.levels_for(size) >= 1:

@@ -163,7 +163,7 @@ def table(figures: list[dict[str, Any]]) -> str:
     note = (
         "The nmse, `||average - exact||² / ||exact||²`, of independent gradients, means of the seeds, with "
         '`exchange="alltoall"`, which rounds twice (GlobalQSGD: one sum). *Formula*: '
-        "`horovod_quant.codecs.rotated_codes.eden_error`."
+        "`horovod_quant.codecs.rotated_codes.eden_nmse`."
     )
     return f"{note}\n\n{common.table(['', *KINDS, 'formula'], rows)}"
 

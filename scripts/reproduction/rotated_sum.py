@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from horovod_quant import simulator
-from horovod_quant.codecs.rotated_sum_steps import rotated_sum_error
+from horovod_quant.codecs.rotated_sum_steps import rotated_sum_nmse
 from horovod_quant.kernels.layout import TILE
 from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
@@ -148,7 +148,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     }
     gains = {kind: common.mean(paper) / common.mean(ours) for kind, (paper, ours) in pairs.items()}
     ratios = [
-        each["nmse"] / rotated_sum_error(each["bits"], each["workers"])
+        each["nmse"] / rotated_sum_nmse(each["bits"], each["workers"])
         for each in _those(figures, method=METHODS[1], kind="gaussian")
     ]
     ordinary = [each for each in _those(figures, method=METHODS[1]) if each["kind"] in ORDINARY]
@@ -156,7 +156,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     provoked, of = _share(_those(figures, method=METHODS[1], kind=PROVOKED, bits=bits))
     worst = max(
         common.mean(_errors(figures, method=METHODS[1], kind=PROVOKED, bits=bits, workers=size))
-        / rotated_sum_error(bits, size)
+        / rotated_sum_nmse(bits, size)
         for size in figures["workers"]
     )
     return [
@@ -209,7 +209,7 @@ def tables(figures: dict[str, Any]) -> str:
                 )
                 for provoked in (False, True)
             ]
-            predicted = f"{rotated_sum_error(bits, size):.2g}"
+            predicted = f"{rotated_sum_nmse(bits, size):.2g}"
             rows.append((f"{size}, {bits}", *cells, predicted, "; ".join(counted)))
     most = max(figures["bits"])
     sent = [

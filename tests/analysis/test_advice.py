@@ -57,7 +57,7 @@ def test_a_fast_network_calls_for_nothing() -> None:
     rows, found = advised(wires(4, payload=1e12))
     assert found.method == "none"
     assert found.faster == "no method is meaningfully faster"
-    assert found.why.startswith("Without compression the exchange adds ")
+    assert found.why.startswith("Without compression the step communication adds ")
     assert not any(row.pays for row in rows.values())
 
 

@@ -94,7 +94,7 @@ def test_a_file_of_ddp_is_read_without_what_is_not_modelled(tmp_path: Path) -> N
         ({"controller": "nccl"}, "'nccl' is not one of gloo, mpi"),
         ({"controller": "ddp"}, "'ddp' is not one of gloo, mpi"),
         ({"hosts": 3}, "3 hosts of 2 are not 4 workers"),
-        ({"workers": 1, "hosts": 1, "workers_per_host": 1}, "one worker exchanges nothing"),
+        ({"workers": 1, "hosts": 1, "workers_per_host": 1}, "one worker sends nothing"),
         ({"results": []}, "contains no measurement"),
         ({"results": [{"method": "qsgd"}]}, "not a file that horovod-quant bench"),
         ({"results": [{"method": "zip-4", "wall_seconds": [1.0]}]}, "no method 'zip-4'"),

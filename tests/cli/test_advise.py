@@ -217,7 +217,7 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
     ):
         assert text in said
     assert found["warnings"] == [
-        "modelled: exchanges between several GPUs have not been measured with this package."
+        "modelled: communication between several GPUs has not been measured with this package."
     ]
     results = {result["method"]: result for result in found["results"]}
     assert results["global-qsgd-10"]["step_seconds"] < results["none"]["step_seconds"]

@@ -490,7 +490,7 @@ def test_a_problem_of_another_worker_alone_ends_the_job(
 def test_one_worker_is_told_to_start_more() -> None:
     done = alone("--model", "tiny")
     assert done.returncode == 2
-    assert "one worker exchanges nothing; start several: horovodrun -np 2 horovod-quant bench" in done.stderr
+    assert "one worker sends nothing; start several: horovodrun -np 2 horovod-quant bench" in done.stderr
 
 
 @pytest.mark.parallel

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_quant.codecs.levels import exponential_levels, uniform_levels
-from horovod_quant.codecs.rotated_codes import eden_error, eden_variance_factor
+from horovod_quant.codecs.rotated_codes import eden_nmse, eden_variance_factor
 from horovod_quant.codecs.rotated_sum_steps import OVERFLOWS, estimate_margin, rotated_sum_step
 from horovod_quant.codecs.rounding_error import rounding_variance
 
@@ -71,14 +71,14 @@ def test_edens_variances_are_those_of_levels_for_a_gaussian() -> None:
 
 def test_errors_of_edens_exchanges_by_hand() -> None:
     up, down = eden_variance_factor(2), eden_variance_factor(4)
-    assert eden_error(2) == up
-    assert eden_error(2, ratio=0.25) == up / 4
-    assert eden_error(2, 4, 0.25) == pytest.approx(up / 4 + down * (1 + up / 4))
+    assert eden_nmse(2) == up
+    assert eden_nmse(2, ratio=0.25) == up / 4
+    assert eden_nmse(2, 4, 0.25) == pytest.approx(up / 4 + down * (1 + up / 4))
     up, down = eden_variance_factor(2, True), eden_variance_factor(4, True)
     assert up < 0.8 * eden_variance_factor(2)
-    assert eden_error(2, 4, 0.25, True) == pytest.approx(up / 4 + down * (1 + up / 4))
+    assert eden_nmse(2, 4, 0.25, True) == pytest.approx(up / 4 + down * (1 + up / 4))
     with pytest.raises(ValueError, match="ratio=0"):
-        eden_error(2, ratio=0)
+        eden_nmse(2, ratio=0)
 
 
 def test_what_rotated_sums_cannot_have_is_refused() -> None:

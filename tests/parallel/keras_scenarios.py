@@ -638,4 +638,4 @@ def workers_disagree() -> None:
         hvq.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=hvq.GlobalQSGD(bits=bits)), loss="mse"
     )
     told = message_of(lambda: model.fit(*data_of(1), verbose=0))
-    assert "did not exchange the same gradient" in told or "Mismatched" in told, told
+    assert "did not send the same gradient" in told or "Mismatched" in told, told

@@ -335,7 +335,7 @@ def unnamed_tensors_of_other_shapes(make: Any) -> None:
     assert "unnamed" in message or "shape" in message, message
     tensor = torch.randn(2000).reshape([(40, 50), (50, 40)][hvd.rank() % 2])
     message = message_of(lambda: hvd.allreduce(tensor, compression=compressor))
-    assert "unnamed: the workers did not exchange the same gradient" in message, message
+    assert "unnamed: the workers did not send the same gradient" in message, message
 
 
 def goes_on_after_tensors_that_differ(make: Any) -> None:
@@ -523,7 +523,7 @@ def shapes_that_differ(make: Any) -> None:
         net_loss(model, 0).backward()
         time.sleep(delays[not last])
         message = message_of(optimizer.step, RuntimeError)
-        assert "did not exchange the same gradient" in message, message
+        assert "did not send the same gradient" in message, message
         train_and_compare(make(group_bytes=4096), model=net_without_small_tensors())
     gather_objects(None, hvd.global_process_set)
 

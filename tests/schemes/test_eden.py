@@ -28,7 +28,7 @@ from helpers import (
 from proofs import bounds
 
 from horovod_quant import simulator
-from horovod_quant.codecs.rotated_codes import eden_error, eden_variance_factor
+from horovod_quant.codecs.rotated_codes import eden_nmse, eden_variance_factor
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE, code_words
@@ -79,13 +79,13 @@ def test_averages_are_unbiased(
 def test_error_is_the_same_for_every_gradient_and_number_of_workers(
     bucket: np.ndarray, workers: int, bits: int, server_bits: Any, trellis: bool
 ) -> None:
-    """That of each stage's ``D / (1 - D)``, see `bounds.eden_error`."""
+    """That of each stage's ``D / (1 - D)``, see `bounds.eden_nmse`."""
     exchange: Any = "alltoall" if server_bits else "allgather"
     scheme = EDEN(bits, server_bits or "auto", exchange, trellis=trellis)
     buckets = shuffled(bucket, workers)
     mean = np.mean(np.array(buckets, np.float64), axis=0)
     errors = ((exchanged(scheme, buckets) - mean) ** 2).sum(axis=1) / (mean**2).sum()
-    expected = eden_error(bits, server_bits, bounds.energy_ratio(buckets), trellis)
+    expected = eden_nmse(bits, server_bits, bounds.energy_ratio(buckets), trellis)
     assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -97,7 +97,7 @@ def test_errors_of_equal_gradients_average_out(workers: int, bits: int) -> None:
     for server_bits in (None, 3):
         scheme = EDEN(bits, server_bits or "auto", "alltoall" if server_bits else "allgather")
         errors = ((exchanged(scheme, buckets) - buckets[0].astype(np.float64)) ** 2).sum(axis=1)
-        expected = eden_error(bits, server_bits, 1 / workers) * float((buckets[0] ** 2).sum())
+        expected = eden_nmse(bits, server_bits, 1 / workers) * float((buckets[0] ** 2).sum())
         assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -107,7 +107,7 @@ def test_errors_of_nodes_average_out() -> None:
     nodes = [(workers[rank] + workers[rank + 1]) / 2 for rank in range(0, 8, 2)]
     mean = np.mean(np.array(workers, np.float64), axis=0)
     errors = ((exchanged(Hierarchical(EDEN(2)), workers, local_size=2) - mean) ** 2).sum(axis=1)
-    expected = eden_error(2, 3, bounds.energy_ratio(nodes)) * float((mean**2).sum())
+    expected = eden_nmse(2, 3, bounds.energy_ratio(nodes)) * float((mean**2).sum())
     assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -271,8 +271,8 @@ def test_the_servers_bits_grow_with_the_workers(bits: int) -> None:
     assert set(found[1:28]) == {min(bits + 1, 4)}
     assert found[199] == min(bits + 3 if bits == 1 else bits + 2, 4)
     for workers in (3, 12, 100):
-        left = eden_error(bits, None, 1 / (1 + (workers - 1) * IN_COMMON))
-        assert eden_error(found[workers - 1], None) <= left or found[workers - 1] == 4
+        left = eden_nmse(bits, None, 1 / (1 + (workers - 1) * IN_COMMON))
+        assert eden_nmse(found[workers - 1], None) <= left or found[workers - 1] == 4
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 30])

@@ -28,7 +28,7 @@ from horovod_quant.codecs.rotated_sum_steps import (
     SAMPLES,
     _tail_exponent,
     estimate_margin,
-    rotated_sum_error,
+    rotated_sum_nmse,
     rotated_sum_step,
 )
 from horovod_quant.frontends.arguments import require_no_host
@@ -97,7 +97,7 @@ def test_error_is_the_same_for_every_distribution(bucket: np.ndarray) -> None:
     tiled = np.tile(bucket, 64)
     gradients = [np.random.default_rng(rank).permutation(tiled) for rank in range(WORKERS)]
     result = simulator.run(ROTATED, gradients)
-    assert result.nmse < 1.5 * rotated_sum_error(8, WORKERS)
+    assert result.nmse < 1.5 * rotated_sum_nmse(8, WORKERS)
     assert result.exchanged_again == 0
 
 
@@ -234,7 +234,7 @@ def test_buckets_of_zeros_do_not_count_in_an_estimate() -> None:
     alone = simulator.run(ROTATED, gradients)
     assert alone.exchanged_again == 0
     error = alone.nmse
-    assert 1 < error / rotated_sum_error(8, 16) < 25
+    assert 1 < error / rotated_sum_nmse(8, 16) < 25
     assert not np.delete(alone.decoded[0][0].reshape(16, TILE), 5, axis=0).any()
 
 
@@ -245,7 +245,7 @@ def test_energies_of_neighbours_may_differ_by_any_factor() -> None:
     assert result.exchanged_again == 0
     errors = ((result.decoded[0][0] - mean_of(gradients)) ** 2).reshape(32, TILE).sum(axis=1)
     norms = (mean_of(gradients) ** 2).reshape(32, TILE).sum(axis=1)
-    assert (errors / norms).max() < 2 * rotated_sum_error(8, 8)
+    assert (errors / norms).max() < 2 * rotated_sum_nmse(8, 8)
 
 
 @pytest.mark.parametrize("factor", [2.0**100, 2.0**-90])

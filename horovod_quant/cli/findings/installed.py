@@ -68,7 +68,7 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
         if facts.get("torch", {}).get("distributed"):
             return Finding(NOTE, "Horovod is not installed: DDP and FSDP2 work without it", f"or {remedy}")
         return Finding(
-            PROBLEM, "Horovod is not installed: only the simulator and the exchange over mpi4py work", remedy
+            PROBLEM, "Horovod is not installed: only the simulator and reductions over mpi4py work", remedy
         )
     version = probe.version_of("horovod") or "of unknown version"
     build = next((own["built"] for own in facts.values() if "built" in own), None)

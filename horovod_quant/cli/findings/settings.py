@@ -76,7 +76,7 @@ def cache_finding(
         for name in frameworks
     }
     shown = ", ".join(f"{names:,} in {framework}" for framework, names in needs.items())
-    text = f"{text} names: an exchange of {model} has up to {shown}"
+    text = f"{text} names: a step of {model} has up to {shown}"
     most = max(needs.values())
     if most > capacity:
         enough = max(DEFAULT_CACHE, 1 << (most - 1).bit_length())
@@ -119,7 +119,7 @@ def cycle_finding(environment: Mapping[str, str]) -> Finding | None:
     if cycle > LONG_CYCLE:
         return Finding(
             WARNING,
-            f"{text} ms: a compressed exchange waits for 1 to {deepest} cycles, up to {deepest * cycle:g} ms per step",
+            f"{text} ms: a compressed reduction waits for 1 to {deepest} cycles, up to {deepest * cycle:g} ms per step",
             "unset it, or set it to 1",
         )
     return None

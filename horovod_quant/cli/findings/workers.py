@@ -44,7 +44,7 @@ def controller_finding(started: Mapping[str, Any], place: LaunchContext) -> Find
         f"which has {cores} core{'s' if cores > 1 else ''}"
     )
     if started["size"] == 1:
-        return Finding(WARNING, f"{text}: one worker exchanges nothing", "start at least two")
+        return Finding(WARNING, f"{text}: one worker sends nothing", "start at least two")
     if cores < started["local_size"]:
         return Finding(
             WARNING,
