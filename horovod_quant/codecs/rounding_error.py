@@ -76,9 +76,9 @@ def gaussian_nmse(
 ) -> float:
     """Return the expected nmse for independent Gaussian gradients.
 
-    It is ``||average - exact||^2 / ||exact||^2``. For levels that do not depend on the number of workers, and one rounding,
-    it does not depend on it either, if workers draw independently or their number is even: rounding errors average out
-    just as such gradients do.
+    It is ``||average - exact||^2 / ||exact||^2``. For levels that do not depend on the number of workers, and one
+    rounding, it does not depend on it either, if workers draw independently or their number is even: rounding errors
+    average out just as such gradients do.
 
     Args:
         grid: the levels, from 0 to 1, to which magnitudes divided by the norm are rounded stochastically.
