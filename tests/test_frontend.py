@@ -7,11 +7,13 @@ import pickle
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import numpy as np
 import pytest
 
+from horovod_quant.frontends import nodes
 from horovod_quant.frontends.nodes import hierarchical_process_sets
 from horovod_quant.reductions import agreement
 from horovod_quant.reductions.agreement import (
@@ -173,6 +175,24 @@ def test_nodes_of_no_number_are_refused(given: Any) -> None:
         ValueError, match=f"^ranks_per_node={given!r}: use True, False, or the number of work"
     ):
         hierarchical_process_sets(given)
+
+
+def test_nodes_are_searched_again_only_if_a_process_set_is_gone() -> None:
+    """A search asks all workers, and one alone may trace a function after process sets were added."""
+    table, searches = {0: [0, 1]}, []
+    hvd = SimpleNamespace(__name__="nodes", size=lambda: 2, rank=lambda: 0, global_process_set=None)
+    basics = SimpleNamespace(
+        _get_process_set_ids_and_ranks=lambda: dict(table), cross_rank=lambda: 0, local_size=lambda: 2
+    )
+
+    def gather(own: list[int]) -> list[list[int]]:
+        searches.append(own)
+        return [own, own]
+
+    for change, expected in (({}, 1), ({1: [0]}, 1), ({0: [1, 0]}, 2)):
+        table.update(change)
+        nodes.find(hvd, basics, True, None, gather)
+        assert len(searches) == expected, table
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)

@@ -144,8 +144,9 @@ def find(
     """
     key = _key(hvd, hierarchical)
     last = _found.get(key)
-    # All workers must search again or none: the compared values are the same on all.
-    if last is None or (last.table != _table(basics) if session is None else last.session is not session):
+    # All workers must search again or none: the compared values are the same on all. Further process sets change
+    # nothing: one worker alone may trace a function after they were added.
+    if last is None or (_is_lost(last.table, basics) if session is None else last.session is not session):
         found = _find(hvd, basics, hierarchical, gather)
         last = _found[key] = _Found(session, _table(basics), found)
     return last.nodes
@@ -175,6 +176,12 @@ _found: dict[tuple, _Found] = {}
 def _table(basics: Any) -> dict[int, list[int]]:
     """Return the ranks of the process sets by number, equal everywhere."""
     return basics._get_process_set_ids_and_ranks()
+
+
+def _is_lost(table: dict[int, list[int]], basics: Any) -> bool:
+    """True if a process set of ``table`` is gone, or has other ranks."""
+    present = _table(basics)
+    return any(present.get(number) != ranks for number, ranks in table.items())
 
 
 def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> Nodes:

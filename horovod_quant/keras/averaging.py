@@ -158,14 +158,22 @@ class Averaging:
         return not self._process_set.included() or self._process_set.size() == 1
 
     def _label(self, what: str) -> str:
-        """Return a name that is equal on all workers.
+        """Return a name, equal on all workers and new in its graph.
 
-        Keras's names count a process's layers.
+        Keras's names count a process's layers. A step may apply the optimizer to the gradients of several losses.
         """
         process_set = self._process_set.process_set_id
         if self._number is None:
             self._number = next(_numbers[process_set])
-        return f"keras_{process_set}_{self._number}_{what}"
+        label = f"keras_{process_set}_{self._number}_{what}"
+        if tf.executing_eagerly():
+            return label
+        graph = tf.compat.v1.get_default_graph()
+        while type(graph).__name__ == "CondBranchFuncGraph":  # of a loss scale, or an accumulation
+            graph = graph.outer_graph
+        uses = vars(graph).setdefault("_horovod_quant_labels", Counter())
+        uses[label] += 1
+        return label if uses[label] == 1 else f"{label}_{uses[label]}"
 
     def _cut(self, dense: dict[int, tf.Tensor]) -> list[list[int]]:
         """Return the gradients that are reduced together.
@@ -194,10 +202,11 @@ class Averaging:
         self, positions: Sequence[int], tensors: list[tf.Tensor], indices: Sequence[int], step: tf.Tensor
     ) -> list[tf.Tensor]:
         compression, siblings = self._compression, tensors if len(tensors) > 1 else ()
+        labels = [self._label(f"gradient_{indices[position]}") for position in positions]
         sent, contexts = [], []
-        for position, tensor in zip(positions, tensors):
+        for position, tensor, label in zip(positions, tensors, labels):
             if isinstance(compression, Compressor):
-                call = self._call(position, indices[position], siblings, step)
+                call = self._call(position, indices[position], label, siblings, step)
                 number, context = compression.compress_for(call, tensor)
             else:
                 # Horovod reduces no bfloat16.
@@ -209,7 +218,7 @@ class Averaging:
             "op": self._op,
             "process_set": self._process_set,
             "ignore_name_scope": True,
-            "name": f"HorovodAllreduce_{self._label(f'gradient_{indices[positions[0]]}')}",
+            "name": f"HorovodAllreduce_{labels[0]}",
         }
         if self._op == self._hvd.Average:
             options.update(prescale_factor=1.0 / self._predivide, postscale_factor=self._predivide)
@@ -223,8 +232,10 @@ class Averaging:
             for result, tensor in zip(results, tensors)
         ]
 
-    def _call(self, position: int, index: int, siblings: Sequence[tf.Tensor], step: tf.Tensor) -> HorovodCall:
-        label, paths = self._label(f"gradient_{index}"), _paths(self.variables)
+    def _call(
+        self, position: int, index: int, label: str, siblings: Sequence[tf.Tensor], step: tf.Tensor
+    ) -> HorovodCall:
+        paths = _paths(self.variables)
         return HorovodCall(
             variable=own_variable(self.variables[position]),
             name=label,

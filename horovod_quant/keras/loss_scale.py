@@ -26,6 +26,10 @@ class _Agreeing:
         parent: Any = super()
         return self.inner_optimizer._horovod_quant_averaging().agree(parent.check_finite(grads))
 
+    def register_local_var(self, var: Any) -> None:
+        """Exclude a variable's gradient from averaging; see ``scale_local_gradients``."""
+        self.inner_optimizer.register_local_var(var)
+
 
 @functools.cache
 def _agreeing(kind: type) -> type:
@@ -43,7 +47,7 @@ def agree_on_overflows(loss_scale: Any) -> None:
 
 
 def loss_scale_around(optimizer: Any) -> Any:
-    """Return the loss-scaling optimizer that is building ``optimizer``, or None.
+    """Return the loss-scaling optimizer that is calling ``optimizer``, or None.
 
     A distributed optimizer has no other sign that ``model.compile`` has wrapped it.
     """
@@ -57,3 +61,13 @@ def loss_scale_around(optimizer: Any) -> Any:
             return found
         frame = frame.f_back
     return None
+
+
+def require_agreement(optimizer: Any) -> None:
+    """Raise ValueError if a loss-scaling optimizer that is calling ``optimizer`` skips alone."""
+    loss_scale = loss_scale_around(optimizer)
+    if loss_scale is not None and not isinstance(loss_scale, _Agreeing):
+        raise ValueError(
+            f"optimizer={type(optimizer).__name__}: the LossScaleOptimizer around it was built before, and would skip "
+            f"steps on one worker alone; give the LossScaleOptimizer to hvq.DistributedOptimizer"
+        )

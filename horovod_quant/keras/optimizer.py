@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from horovod_quant.frontends.binsgdm import WITHOUT_ITS_COMPRESSOR
 from horovod_quant.keras.averaging import Averaging
-from horovod_quant.keras.loss_scale import agree_on_overflows, loss_scale_around
+from horovod_quant.keras.loss_scale import agree_on_overflows, loss_scale_around, require_agreement
 from horovod_quant.kernels import notices
 from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import require_horovod
@@ -141,6 +141,7 @@ class _Distributed:
 
     @tf.autograph.experimental.do_not_convert
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        require_agreement(self)
         self._horovod_quant_averaging().variables = tuple(trainable_variables)
         parent: Any = super()
         parent._backend_apply_gradients(grads, trainable_variables)

@@ -65,6 +65,11 @@ class BinSGDMCompressor(Compressor):
                 "construct one for each"
             )
         require_same_beta(self.beta, [own.beta])
+        if own.clipvalue is not None and any(map(moves_by_averages, self.policy.schemes)):
+            raise ValueError(
+                f"clipvalue={own.clipvalue!r}: with server_bits above 1 it would cut the averages of bits that the "
+                f"optimizer moves by; use the optimizer's clip_norm=, which clips each worker's gradient"
+            )
         self._optimizer = weakref.ref(own)
         own.has_compressor = True
 
@@ -121,6 +126,7 @@ class BinSGDMCompressor(Compressor):
         assert optimizer is not None
         assert member.state is not None
         elements = member.state.momentum.shape.num_elements()
-        start, stop = member.scheme.for_workers(found.workers).owned(member.name, elements, found.workers)
+        scheme = member.scheme.for_workers(found.workers)
+        start, stop = scheme.owned(member.chain.name, elements, found.workers)  # as the reduction does
         process_set = found.process_sets[LOCAL]
         return member._replace(state=optimizer.keep_part(member.state, start, stop, process_set))

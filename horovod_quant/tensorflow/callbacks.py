@@ -42,7 +42,11 @@ from horovod_quant.transports.pairwise_via_allreduce import (
 )
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
-_RUNS_KEPT = 4
+_RUNS_KEPT = 64
+"""Maximum number of simultaneous runs: equal models of a graph share one function of Horovod."""
+
+_RUNS_KEPT_ELASTIC = 4
+"""The same under elastic training, where each failed run keeps its gradients in memory."""
 
 
 class _Run:
@@ -180,7 +184,7 @@ class CallbackExchange:
         sent = self._advance(run, None)
         token = next(self._tokens)
         self._runs[token] = run
-        while len(self._runs) > _RUNS_KEPT:
+        while len(self._runs) > (_RUNS_KEPT_ELASTIC if is_elastic() else _RUNS_KEPT):
             self._runs.popitem(last=False)
         return [np.array(token), *sent]
 

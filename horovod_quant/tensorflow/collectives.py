@@ -61,7 +61,7 @@ def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
     """
     label = None
     if not tf.executing_eagerly():
-        label = re.sub("[^a-zA-Z0-9_]", "_", tensor.name if call.operation is None else str(call.name))
+        label = re.sub("[^a-zA-Z0-9_]", "_", tensor.name if call.operation is None else call.operation)
     return Scope(label, call.process_set, call.ignore_name_scope, tensor, is_direct=call.is_direct)
 
 

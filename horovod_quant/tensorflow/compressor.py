@@ -331,7 +331,8 @@ class Compressor(BaseCompressor):
             self._checked[call.process_set] = size
         names = call.names()
         if names and not self._names_in_copies and names not in self._known_names:
-            self.policy.check_names(names)
+            if not call.paths:  # of Keras 3's variables those with gradients; its optimizer has checked all
+                self.policy.check_names(names)
             self._warn_if_nothing_is_compressed(_elements_of(zip(names, call.variables)))
             self._known_names.add(names)
 
@@ -349,7 +350,8 @@ class Compressor(BaseCompressor):
             return
         notices.warn(
             f"{type(self).__name__} reduces {quantized} gradients one by one, which takes more time than together: "
-            f"pass groups=4 to the DistributedOptimizer or DistributedGradientTape",
+            f"pass groups=4 to the DistributedGradientTape or DistributedOptimizer (for Keras 2 the one of "
+            f"horovod.tensorflow.keras)",
             stacklevel=2,
         )
 
@@ -405,7 +407,7 @@ class Compressor(BaseCompressor):
     ) -> tuple[tf.Tensor, Any]:
         self._warn_without_groups(call)
         # Where Horovod uses generic names, the variables' names may differ between workers.
-        common_name = name if call.operation is None else call.name
+        common_name = name if call.operation is None else call.operation
         shape = _shape(call, tensor)
         dimensions = None if shape.rank is None else tuple(shape)
         also = self._also_carried(tensor)
@@ -443,7 +445,8 @@ class Compressor(BaseCompressor):
         ):
             return None
         sampler, scope = self._sampler, scope_of(call, tensor)
-        return lambda result, output: sampler.compared(name, tensor, result, output, scope)
+        key = call.key or name
+        return lambda result, output: sampler.compared(name, key, tensor, result, output, scope)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:

@@ -20,7 +20,7 @@ from horovod_quant.frontends.installing import install_page
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and does not say so. Use "
     "horovod_quant.keras.DistributedOptimizer, which has the same arguments; or hvd.DistributedGradientTape, which "
-    "averages under Keras 3 as well"
+    "averages under Keras 3 as well, the gradients of [v.value for v in model.trainable_variables]"
 )
 
 
@@ -51,7 +51,8 @@ class HorovodCall(NamedTuple):
     Attributes:
         variable: the gradient's variable; None in a direct allreduce.
         name: the variable's name, or the one given to a direct allreduce; None if there is none.
-        operation: Horovod's name for its operation; None if Horovod will derive it from the tensor's name.
+        operation: the name given to Horovod's operation, with the index in a group; None if Horovod will derive it
+            from the tensor's name.
         op: the reduction.
         process_set: the process set that reduces.
         ignore_name_scope: whether TensorFlow's name scopes stay out of the operation's name.
@@ -61,7 +62,7 @@ class HorovodCall(NamedTuple):
         path: the variable's name for policies and statistics where that may differ between workers; None where it
             is ``name``.
         paths: the paths of all ``variables``.
-        key: the name in the random key, if there is a ``path``.
+        key: the name in the random key where the variable's name may differ between workers.
         step: the step in the random key, int64; None where the compressor counts.
         is_direct: whether the call is outside any branch of Horovod.
     """
@@ -141,7 +142,10 @@ def _identify(turns: DuplicateCursor) -> HorovodCall:
         elif position is not None and function in _CALLERS_WITH_VARIABLES:
             reduced = tuple(local[_CALLERS_WITH_VARIABLES[function]])
             call = call._replace(
-                variable=reduced[position], name=unique_names(reduced)[position], variables=reduced
+                variable=reduced[position],
+                name=unique_names(reduced)[position],
+                variables=reduced,
+                key=call.operation,  # Horovod's generic name, if it is asked for those
             )
             position = None
         elif call.variable is not None and function == "_allreduce":
@@ -228,7 +232,7 @@ def _reduction(
     call = HorovodCall(
         None,
         name,
-        local["name"],
+        None if local["name"] is None else name,
         local["op"],
         local["process_set"],
         local["ignore_name_scope"],

@@ -43,12 +43,19 @@ class ErrorSampler:
         return sum(error for error, _ in found) / squares if squares else None
 
     def compared(
-        self, name: str, gradient: tf.Tensor, result: tf.Tensor, control_tensor: tf.Tensor, scope: Scope
+        self,
+        name: str,
+        key: str,
+        gradient: tf.Tensor,
+        result: tf.Tensor,
+        control_tensor: tf.Tensor,
+        scope: Scope,
     ) -> tf.Tensor:
         """Return ``result``, compared with the exact average in each ``every``-th run.
 
         Args:
             name: name of the gradient.
+            key: the name that selects the sample, the same on every worker.
             gradient: this worker's gradient, of a known shape.
             result: result of the exchange.
             control_tensor: the reduced control tensor, whose first number was 1 on each worker.
@@ -57,7 +64,7 @@ class ErrorSampler:
         import horovod.tensorflow as hvd
 
         elements = gradient.shape.num_elements()
-        indices = sampled(name, 0, elements, self._share)
+        indices = sampled(key, 0, elements, self._share)
         # Without the number of workers as an input, TensorFlow would take a call, or a collective, for a constant.
         count = worker_count(scope.process_set)
 

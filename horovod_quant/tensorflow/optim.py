@@ -185,6 +185,14 @@ class BinaryUpdate:
         for state in self._state_parts():
             state.forget()
 
+    def set_weights(self, weights: Any) -> None:
+        """Set weights as in Keras.
+
+        The next hierarchical reduction splits the state again.
+        """
+        self._forget_parts()
+        super().set_weights(weights)  # type: ignore[misc]
+
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """Return the objects to save with functions, but not in checkpoints.
 
@@ -353,14 +361,6 @@ class BinSGDM(SavedUpdate, _Optimizer):
         variables = super().variables
         return type(variables)(self._without_parts(variables))
 
-    def set_weights(self, weights: Any) -> None:
-        """Set weights as in Keras.
-
-        The next hierarchical reduction splits the state again.
-        """
-        self._forget_parts()
-        super().set_weights(weights)
-
     def _create_state(self, variables: Sequence[Any]) -> None:
         if not hasattr(self, "_momenta"):
             self.build(variables)
@@ -442,14 +442,6 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         """
         self._require_whole_state()
         return super().get_weights()
-
-    def set_weights(self, weights: Any) -> None:
-        """Set weights as in Keras.
-
-        The next hierarchical reduction splits the state again.
-        """
-        self._forget_parts()
-        super().set_weights(weights)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         if variable.ref() not in self._indices:

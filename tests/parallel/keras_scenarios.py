@@ -315,9 +315,12 @@ def sparse_gradients() -> None:
 
 
 def local_variables() -> None:
-    for scale in (True, False):
+    for scale, has_loss_scale in ((True, False), (False, False), (True, True)):
         model = model_of()
-        optimizer = hvq.DistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=scale)
+        sgd = keras.optimizers.SGD(1.0)
+        if has_loss_scale:
+            sgd = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=1.0)
+        optimizer = hvq.DistributedOptimizer(sgd, scale_local_gradients=scale)
         local = model.layers[-1].kernel
         optimizer.register_local_var(local)
         optimizer.build(model.trainable_variables)
@@ -327,6 +330,77 @@ def local_variables() -> None:
         moved = (before - local.numpy()) * (hvd.size() if scale else 1)
         np.testing.assert_allclose(moved, hvd.rank() + 1.0, rtol=1e-4)
         assert_same_on_all_ranks([model.layers[0].kernel], "averaged variables")
+
+
+def one_optimizer_is_applied_twice_in_a_step() -> None:
+    """To the gradients of two losses: operations of a graph have different names."""
+    for has_loss_scale, compression in ((False, None), (True, None), (False, GlobalQSGD(bits=8))):
+        _apply_twice(has_loss_scale, compression)
+
+
+def _apply_twice(has_loss_scale: bool, compression: Any) -> None:
+    sgd = keras.optimizers.SGD(1.0)
+    if has_loss_scale:
+        sgd = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=1.0)
+    optimizer = hvq.DistributedOptimizer(sgd, compression=compression)
+    variable = keras.Variable(np.zeros((40, 70), "f"))
+    optimizer.build([variable])
+
+    @tf.function
+    def step(one: Any, other: Any) -> None:
+        optimizer.apply([one], [variable])
+        optimizer.apply([other], [variable])
+
+    given = [tf.fill(variable.shape, base * (hvd.rank() + 1.0)) for base in (1.0, 100.0)]
+    graph = step.get_concrete_function(*given).graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    names = [each.name.rpartition("/")[2] for each in nodes if each.op.startswith("HorovodAll")]
+    assert len(names) == len(set(names)) > 1, names
+    step(*given)
+    np.testing.assert_allclose(variable.numpy(), -101.0 * (hvd.size() + 1) / 2, rtol=0.05)
+    assert_same_on_all_ranks([variable], "variables")
+
+
+def a_variable_without_a_gradient_is_known() -> None:
+    """A pattern that matches it alone is no mistake."""
+    compression = GlobalQSGD(bits=8, exclude="unused")
+    optimizer = hvq.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=compression)
+    used, unused = (keras.Variable(np.zeros((40, 70), "f"), name=name) for name in ("used", "unused"))
+    optimizer.apply([tf.ones((40, 70)), None], [used, unused])
+    np.testing.assert_allclose(used.numpy(), -1.0, atol=0.1)
+
+
+def the_measured_sample_is_one_where_paths_differ() -> None:
+    """By these three names different blocks of it would be drawn."""
+    compression = GlobalQSGD(bits=8, nmse_every=1, nmse_share=0.0)
+    optimizer = hvq.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=compression)
+    variable = keras.Variable(np.zeros((100, 100), "f"), name="abc"[hvd.rank()])
+    optimizer.apply([tf.constant(rank_data(100, 100))], [variable])
+    assert compression.stats().nmse < 0.1
+
+
+def the_state_of_binsgdm_on_a_node_is_shared_out() -> None:
+    """As the reduction shares out the gradient, which has another name; and anew after it was set."""
+    compression = MAKERS["binsgdm"](hierarchical=hvd.size())
+    optimizer = hvq.DistributedOptimizer(hvq.optim.BinSGDM(1e-3), compression=compression)
+    # By this name every worker would own another number of elements than by "variable 0".
+    variable = keras.Variable(np.zeros((40, 70), "f"), name="third")
+    optimizer.build([variable])
+    step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+
+    def train() -> np.ndarray:
+        for seed in range(2):
+            step(tf.constant(rank_data(40, 70, seed=seed)))
+        return variable.numpy()
+
+    weights = train()
+    assert check_records(compression, 2) == {"variable 0"}
+    optimizer.gather_state()
+    state = [each.numpy() for each in optimizer.variables]
+    expected = train()
+    optimizer.set_weights(state)
+    variable.assign(weights)
+    assert np.array_equal(train(), expected)
 
 
 # ---- callbacks ---------------------------------------------------------------------------------------------------
@@ -607,6 +681,12 @@ def _refusals() -> Iterator[tuple[str, Any]]:
     yield "name=3: use a text", lambda: wrap(sgd(0.1), name=3)
     yield "var=3: use a variable", lambda: wrap(sgd(0.1)).register_local_var(3)
     yield "gradient_accumulation_steps=N", lambda: wrap(sgd(0.1), backward_passes_per_step=0)
+    clipping = hvq.optim.BinSGDM(clipvalue=0.5)
+    yield "clipvalue=0.5: with", lambda: wrap(clipping, compression=hvq.BinSGDM(server_bits=3))
+    scaled = keras.optimizers.LossScaleOptimizer(sgd(0.1))
+    scaled.build([variable])
+    wrap(scaled.inner_optimizer)
+    yield "give the LossScaleOptimizer to hvq", lambda: scaled.apply([tf.constant([1.0])])
     yield "BinSGDM needs compression", lambda: wrap(hvq.optim.BinSGDM(), compression=hvq.QSGD())
     yield "needs the optimizer of the same name", lambda: wrap(sgd(0.1), compression=hvq.BinSGDM())
     yield "Auto tries methods during training", lambda: hvq.Auto()

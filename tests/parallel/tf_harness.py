@@ -88,15 +88,15 @@ IN_TENSORFLOW: dict[str, Make] = {
 }
 
 
-class _TwoLayers(tf.Module):
+class TwoLayers(tf.Module):
     """`keras_model` under Keras 3, whose variables have no ``ref()``, which Horovod's tapes need."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: Any, prefix: str = "") -> None:
         super().__init__()
         draw = np.random.default_rng(1).standard_normal
         shapes = {"first/kernel": (40, 70), "first/bias": (70,), "second/kernel": (70, 30)}
         self._values = [
-            tf.Variable(tf.cast(draw(shape) / 8, dtype), name=name) for name, shape in shapes.items()
+            tf.Variable(tf.cast(draw(shape) / 8, dtype), name=prefix + name) for name, shape in shapes.items()
         ]
 
     def __call__(self, x: Any) -> tf.Tensor:
@@ -122,7 +122,7 @@ class _TwoLayers(tf.Module):
 def keras_model(dtype: str = "float32") -> Any:
     """The same weights on every worker; kernels that are quantized, and a bias that is not."""
     if KERAS_3:
-        return _TwoLayers(dtype)
+        return TwoLayers(dtype)
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(1)
     dense = tf.keras.layers.Dense

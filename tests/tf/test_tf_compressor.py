@@ -27,6 +27,13 @@ BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
 ]
 BAD_ARGUMENTS_OF_OPTIMIZERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.BinSGDM(0.5, optimizer=hvq.optim.BinSGDM()), "beta=0.5: the optimizer has beta=[0.85]"),
+    *(
+        (
+            lambda kind=kind: hvq.BinSGDM(server_bits=3, optimizer=kind(clipvalue=0.5)),
+            "clipvalue=0.5: with server_bits above 1",
+        )
+        for kind in (hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM)
+    ),
     (lambda: hvq.optim.BinSGDM(beta=-0.1), "beta=-0.1"),
     (lambda: hvq.optim.LegacyBinSGDM(beta=1.0), "beta=1.0"),
     (lambda: hvq.optim.BinSGDM(weight_decay=-1.0), "weight_decay=-1.0"),
