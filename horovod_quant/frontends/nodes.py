@@ -179,7 +179,7 @@ def _table(basics: Any) -> dict[int, list[int]]:
 
 
 def _is_lost(table: dict[int, list[int]], basics: Any) -> bool:
-    """True if a process set of ``table`` is gone, or has other ranks."""
+    """True if a process set of ``table`` is gone or has changed."""
     present = _table(basics)
     return any(present.get(number) != ranks for number, ranks in table.items())
 

@@ -171,7 +171,9 @@ class Averaging:
         graph = tf.compat.v1.get_default_graph()
         while type(graph).__name__ == "CondBranchFuncGraph":  # of a loss scale, or an accumulation
             graph = graph.outer_graph
-        uses = vars(graph).setdefault("_horovod_quant_labels", Counter())
+        uses = getattr(graph, "_horovod_quant_labels", None)
+        if uses is None:
+            uses = graph._horovod_quant_labels = Counter()
         uses[label] += 1
         return label if uses[label] == 1 else f"{label}_{uses[label]}"
 
