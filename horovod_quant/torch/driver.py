@@ -86,11 +86,12 @@ class Guard:
         note.leave(problem)
         traceback.clear_frames(problem.__traceback__)  # frames may keep connections open
         self._groups.close()
-        first, local = note.read(), note.text(problem)
+        first = note.read()
+        local = f"{type(problem).__name__}: {problem}"
         self.failure = first or local
-        return (
-            problem if first in (None, local) else RuntimeError(f"another worker has failed first, {first}")
-        )
+        if first is None or local.startswith(first.partition(": ")[2]):  # which may be cut
+            return problem
+        return RuntimeError(f"another worker has failed first, {first}")
 
     def close(self, device: torch.device) -> None:
         """Close the jobs' connections.

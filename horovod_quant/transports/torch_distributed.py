@@ -147,14 +147,11 @@ class Note:
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank = store, rank
 
-    def text(self, error: BaseException) -> str:
-        """Return the message of an error of this rank."""
-        return f"rank {self._rank}: {type(error).__name__}: {error}"[:_LONGEST_NOTE]
-
     def leave(self, error: BaseException) -> None:
         """Store the message, unless another rank has."""
+        text = f"rank {self._rank}: {type(error).__name__}: {error}"[:_LONGEST_NOTE]
         try:
-            self._store.compare_set(_ERROR, "", self.text(error))
+            self._store.compare_set(_ERROR, "", text)
         except RuntimeError:  # rank 0, which has the store, is gone
             return
 
