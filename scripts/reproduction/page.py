@@ -24,8 +24,8 @@ ratio of two means, its standard error. *N× faster* means 1/N of the time.
 PAGE = """\
 # Evidence: {title}
 
-For readers who want to check what [the summary](../{summary}) states about {title}. Afterwards you know how each claim
-was tested, and can measure it again. Each section has a claim, its test, the verdicts with their figures, and the
+For readers who want to check what [the summary](../{summary}) states: {title}. Afterwards you know how each claim was
+tested, and can measure it again. Each section has a claim, its test, the verdicts with their figures, and the
 command. After a mean over seeds, ± is their standard deviation; after a difference in percent, a ratio of two means or
 a slope, its standard error. A *speed-up* of N, or *N× faster*, means 1/N of the time; *N× less*, *fewer* or *smaller*
 means 1/N of the amount."""
