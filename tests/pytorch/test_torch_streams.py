@@ -195,7 +195,7 @@ def test_fsdps_buffers_are_kept_for_the_stream_of_the_hook(current: SimpleNamesp
     state._run = lambda job: None  # type: ignore[method-assign]
     unit = SimpleNamespace(mesh=SimpleNamespace(local_rank=0), shards=[])
     buffer, current.stream = Tensor(), Stream()
-    fsdp._InterNode(state, unit)(buffer)  # type: ignore[arg-type]
+    fsdp._InterNode(state, unit, 0)(buffer)  # type: ignore[arg-type]
     assert buffer.kept_for == [current.stream]
 
 
