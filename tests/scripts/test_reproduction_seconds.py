@@ -81,7 +81,10 @@ def test_the_page_is_made_of_the_figures_alone(tmp_path: Path) -> None:
         assert f"**{page.outcome(verdict.holds)}**: {verdict.statement} ({verdict.evidence})" in text
     assert "4 workers share 2 cores of one machine, and their links are emulated" in text
     assert "Of the 100 ms of a step with float32 the links need 80; the rest" in text
-    assert "| **EDEN(bits=3, server_bits=3)** | 1.000 | 20.0 | 80.0 | +0.00% | +0.00% | 390 | 8 | 5.00 | 8 |" in text
+    assert (
+        "| **EDEN(bits=3, server_bits=3)** | 1.000 | 20.0 | 80.0 | +0.00% | +0.00% | 390 | 8 | 5.00 | 8 |"
+        in text
+    )
     assert "| PowerSGD, rank 2 | 1.000 | 10.0 | 80.0 | +5.00% | +5.00% | never |  |  | never |" in text
     for rate in found["rates"]:
         assert f"(seconds-{rate}.png)" in text
