@@ -556,6 +556,13 @@ def ranks_stop_early_together() -> None:
     names = {"loss": 1.0, **({"accuracy": 1.0} if hvd.rank() else {})}
     told = message_of(lambda: hvq.callbacks.average_metrics(names, hvd.global_process_set), ValueError)
     assert "different metrics" in told, told
+    arrays = {"f1": np.array([hvd.rank(), 2], np.float32), "loss": 1.0}
+    averages = hvq.callbacks.average_metrics(arrays, hvd.global_process_set)
+    assert averages["loss"] == 1
+    np.testing.assert_allclose(averages["f1"], [(hvd.size() - 1) / 2, 2])
+    narrow = tf.Variable(tf.cast([hvd.rank(), 1], tf.bfloat16))
+    hvq.callbacks.broadcast([narrow], hvd.size() - 1, hvd.global_process_set)
+    assert tf.cast(narrow, tf.int32).numpy().tolist() == [hvd.size() - 1, 1]
     told = message_of(
         lambda: model.fit(x, y, verbose=0, callbacks=[hvq.callbacks.BestModelCheckpoint()]), ValueError
     )
