@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 
-from reproduction import binsgdm_tuning, common, running, steps, transformer
+from reproduction import common, running, steps, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "BinSGDM: one bit per element, compared with Adam"
@@ -171,26 +171,13 @@ def cluster(figures: dict[str, Any]) -> str:
 
 
 def tables(figures: dict[str, Any]) -> str:
-    header = ("", "steps", "validation loss", "relative to Adam", "bits sent per element and step")
-    rows = []
-    for each in TRAININGS:
-        training = figures["trainings"][each.key]
-        rows.append(
-            (
-                each.title,
-                f"{len(training['losses'][0]):,}",
-                common.spread(training["validation_losses"], 4),
-                transformer.difference(figures, each.key) if each.key != "none" else "",
-                f"{32 * training['bytes_per_step'] / training['float32_bytes_per_step']:.2f}",
-            )
-        )
     reached, of = adams_steps(figures, "binsgdm")
     longer = transformer.FACTOR * of
     note = (
-        f"Adam needs {reached:,} steps to reach the training loss of BinSGDM after {of:,}. Adam can also train for "
-        f"{longer:,} steps: see {common.link(binsgdm_tuning.TITLE)}."
+        f"Losses and bytes: {common.link('transformer')}. Adam needs {reached:,} steps to reach the training loss of "
+        f"BinSGDM after {of:,}. Adam can also train for {longer:,} steps: see {common.link('binsgdm-tuning')}."
     )
-    parts = [common.table(header, rows), note, speed_table(figures)]
+    parts = [note, speed_table(figures)]
     if figures["clusters"]:
         header = (
             "KB sent per host and step",

@@ -407,13 +407,16 @@ def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
 # ---- Markdown and plots ------------------------------------------------------------------------------------------
 
 
-def link(heading: str, page: str = "") -> str:
-    """Return a Markdown link to a section.
+def link(claim: str, folder: str = "") -> str:
+    """Return a Markdown link to the section of a claim.
 
-    By default, the section is of the same page.
+    Args:
+        folder: of the pages, relative to the page with the link, with a slash at its end.
     """
+    heading = module_of(claim).TITLE
+    page = next(name for name, (_, claims) in PAGES.items() if claim in claims)
     anchor = "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
-    return f"[{heading}]({page}#{anchor})"
+    return f"[{heading}]({folder}{page}.md#{anchor})"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

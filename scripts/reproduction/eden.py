@@ -26,10 +26,8 @@ METHOD = (
     "*nmse*: reductions among simulated workers, for distributions that have little in common. *One spike* is one "
     "element per bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce "
     "transformer`, with 4 real workers, 1,000 steps, and for every method the learning rate that is best for float32. "
-    "float32 was trained anew; the row of BinSGDM is that of `scripts/reproduce transformer`. `bits` are those on the "
-    "reduce-scatter side of a reduction, `server_bits` those on the allgather side. PowerSGD is PyTorch's hook for "
-    "DistributedDataParallel over Gloo, with the same model, data and optimizer, and float32 in the first tenth of the "
-    "steps, as PyTorch's documentation advises. *Whitened*: an experiment outside the package. Before EDEN rounds "
+    "float32 was trained anew. `bits` are those on the reduce-scatter side of a reduction, `server_bits` those on the "
+    "allgather side. *Whitened*: an experiment outside the package. Before EDEN rounds "
     "them, gradients are divided, element by element, by the root mean square of past averages, which all workers have "
     "decoded identically (an exponential average of about 50 steps, with a floor that was chosen with another seed); "
     "the averages are multiplied by it. The noise is then where it does not affect Adam. The condition for a feature "
@@ -106,6 +104,11 @@ LITTLE = (
     "eden-trellis-1",
     "eden-1",
 )  # at most 2.1 bits on the reduce-scatter side, scales included
+ELSEWHERE = {
+    **dict.fromkeys(("qsgdinf-4", "nuqsgd-4", "global-qsgd-8", "binsgdm"), "transformer"),
+    "powersgd-2": "rivals",
+}
+"""Trainings whose losses another section shows: its claim by their keys."""
 TRAINED_ELSEWHERE = {"binsgdm"}  # by `transformer`; the results of BinSGDM are still bit-identical
 
 CLOSE = ("none", "eden-3", "eden-3/4", "eden-2/4", "eden-trellis-3", "eden-trellis-2/4")
@@ -386,7 +389,7 @@ def _loss_table(figures: dict[str, Any]) -> str:
     rows = []
     for each in TRAININGS:
         training = figures["trainings"].get(each.key)
-        if training is None:
+        if training is None or each.key in ELSEWHERE:
             continue
         seeds = len(training["validation_losses"])
         compared = each.key != "none" and "none" in figures["trainings"]
@@ -403,15 +406,14 @@ def _loss_table(figures: dict[str, Any]) -> str:
     missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
     note = (
         "Losses are in nats per character, as in `scripts/reproduce transformer`. Differences are between means over "
-        "the seeds that both have, ± the standard error over the seeds. PowerSGD's bytes are those of a step after the "
-        "first tenth."
+        "the seeds that both have, ± the standard error over the seeds."
     )
     more = len(figures["trainings"].get(CLOSE[0], {}).get("validation_losses", ())) > figures["seeds"]
     if more:
         note += " Trainings too close to their limits for three seeds have more."
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"
-    return f"{common.table(header, rows)}\n\n{note}"
+    return "\n\n".join((common.table(header, rows), note, transformer.shown_elsewhere(TRAININGS, ELSEWHERE)))
 
 
 def _digits_table(figures: dict[str, Any]) -> str:

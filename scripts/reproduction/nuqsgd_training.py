@@ -118,7 +118,9 @@ def _evidence(figures: dict[str, Any], *keys: str) -> str:
 
 
 def tables(figures: dict[str, Any]) -> str:
-    return transformer.parts_table(figures, TRAININGS)
+    return transformer.parts_table(
+        figures, TRAININGS, {key(method, min(BUCKETS)): "transformer" for method in METHODS}
+    )
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:

@@ -66,11 +66,11 @@ def _write(path: Path, parts: Sequence[str]) -> None:
 def _in_short(results: dict[str, dict[str, Any]], folder: str) -> str:
     """Return the summary's table, one row per claim."""
     rows = ["| section | scale | verdicts |", "| --- | --- | --- |"]
-    for name, (_, claims) in common.PAGES.items():
+    for _, claims in common.PAGES.values():
         for claim in claims:
             if claim in results:
                 module = common.module_of(claim)
-                link = common.link(module.TITLE, f"{folder}/{name}.md")
+                link = common.link(claim, f"{folder}/")
                 counts = _counts(claim, results[claim]["figures"])
                 rows.append(f"| {link} | {module.SCALE} | {counts} |")
     return "## In short\n\n" + "\n".join(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,9 +228,8 @@ def entropies() -> dict[str, float]:
 
 
 def in_short(figures: dict[str, Any]) -> str:
-    tuning = common.module_of("binsgdm-tuning")
     return (
-        f"Among the verdicts is a BinSGDM with twice the steps of float32; {common.link(tuning.TITLE, 'binsgdm.md')} "
+        f"Among the verdicts is a BinSGDM with twice the steps of float32; {common.link('binsgdm-tuning')} "
         f"compares it with Adam after the same number of steps."
     )
 
@@ -311,13 +310,19 @@ def whole(figures: dict[str, Any], key: str) -> bool:
     return own is not None and len(own["validation_losses"]) >= figures["seeds"]
 
 
-def parts_table(figures: dict[str, Any], chosen: Sequence[Training]) -> str:
-    """Return a table of losses, and the list of missing trainings."""
-    trainings = figures["trainings"]
+def parts_table(
+    figures: dict[str, Any], chosen: Sequence[Training], elsewhere: Mapping[str, str] | None = None
+) -> str:
+    """Return a table of losses, and the list of missing trainings.
+
+    Args:
+        elsewhere: trainings that another section shows: its claim by their keys.
+    """
+    trainings, elsewhere = figures["trainings"], elsewhere or {}
     rows = []
     for each in chosen:
         own = trainings.get(each.key)
-        if own is None:
+        if own is None or each.key in elsewhere:
             continue
         rows.append(
             [
@@ -330,10 +335,24 @@ def parts_table(figures: dict[str, Any], chosen: Sequence[Training]) -> str:
         )
     header = ("", "seeds", "validation loss", "relative to float32", "MB sent per step")
     parts = [common.table(header, rows)] if rows else []
+    if elsewhere:
+        parts.append(shown_elsewhere(chosen, elsewhere))
     missing = [each.title for each in chosen if each.key not in trainings]
     if missing:
         parts.append(f"**Not trained yet: {', '.join(missing)}.**")
     return "\n\n".join(parts)
+
+
+def shown_elsewhere(chosen: Sequence[Training], elsewhere: Mapping[str, str]) -> str:
+    """Return links to the sections with the other rows.
+
+    See `parts_table`.
+    """
+    titles: dict[str, list[str]] = collections.defaultdict(list)
+    for each in chosen:
+        if each.key in elsewhere:
+            titles[elsewhere[each.key]].append(each.title)
+    return " ".join(f"{'; '.join(own)}: see {common.link(claim)}." for claim, own in titles.items())
 
 
 # ---- plots -------------------------------------------------------------------------------------------------------
