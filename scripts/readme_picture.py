@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
     Attributes:
         label: for readers, as README.md writes it.
-        key: of the training in `FIGURES`, `TUNED` or `EDENS`.
+        key: of the training in `FIGURES`, `TUNED` or `EDENS`; empty if there are not several seeds.
         measured: of `machines.METHODS`.
         steps: number of steps relative to float32.
     """
@@ -41,6 +41,7 @@ class Row(NamedTuple):
 
 
 ROWS = (
+    Row("fp16, Horovod's own", "", "fp16"),
     Row("GlobalQSGD()", "global-qsgd-8", "global-qsgd-8"),
     Row("QSGD()", "qsgdinf-4/256", "qsgd-4"),
     Row("NUQSGD()", "nuqsgd-4", "nuqsgd-4"),
@@ -85,6 +86,8 @@ def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
             label = f"{gain:.1f}x at {transformer.rate_title(rate)}"
             background = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
             left.bar_label(bar, [label], padding=3, fontsize="small", bbox=background)
+        if not row.key:
+            continue
         own = figures if row.key in figures["trainings"] else edens
         losses, baseline = (
             own["trainings"][key]["validation_losses"] for key in (row.key, transformer.TRAININGS[0].key)

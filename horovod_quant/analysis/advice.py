@@ -154,7 +154,7 @@ def choices(names: Iterable[str], network: Network, inside: Inside = FLOAT32) ->
     Args:
         names: names of methods.
         network: the workers.
-        inside: how gradients travel inside a host in hierarchical reductions.
+        inside: intra-node format of hierarchical reductions.
 
     Raises:
         ValueError: there is no such method.
@@ -185,7 +185,7 @@ def considered(
         setting: the workers and the model.
         max_nmse: limit for `Row.nmse`.
         everything: whether to return all numbers of bits instead.
-        inside: how gradients travel inside a host in hierarchical reductions.
+        inside: intra-node format of hierarchical reductions.
     """
     found: list[Choice] = []
     for family in methods.every_family():

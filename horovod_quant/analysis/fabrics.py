@@ -1,4 +1,4 @@
-"""Named links inside a host, and accelerators; docs/advise.md has the sources.
+"""Named intra-node links, and accelerators; docs/advise.md has the sources.
 
 Units: seconds, bytes, bytes per second. The bandwidth of a link is NCCL's assumption or a report's measurement.
 """

@@ -136,7 +136,7 @@ def _measured(scheme: Scheme) -> list[Workers]:
     """Return the workers among which a scheme's kernels are measured."""
     if not isinstance(scheme, Hierarchical):
         return [Workers(0, 1), Workers(0, 4)]
-    # With many hosts averages may return inside a host, in float32, as they do on a single one.
+    # With many hosts averages may return within a host in float32, as they do on a single one.
     return [Workers(0, 1), Workers(0, 16, local_size=4), Workers(0, 4, local_size=4)]
 
 

@@ -181,7 +181,7 @@ def read_network(arguments: argparse.Namespace) -> Network:
 
 
 def read_link(given: str) -> Fabric:
-    """Return a link inside a host by its name or its rate.
+    """Return an intra-node link by its name or its rate.
 
     Raises:
         ValueError: ``given`` is neither.

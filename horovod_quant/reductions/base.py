@@ -30,7 +30,7 @@ class Reduction(Protocol):
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         """Return lengths and dtypes of ``Decoded.received``, see `Scheme.received_lengths`, or None.
 
-        If None, a hierarchical reduction sends averages in float32 inside a node.
+        If None, a hierarchical reduction sends averages in float32 within a node.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Nested reductions: averages inside a node, and any reduction between nodes."""
+"""Nested reductions: intra-node averages, and any inter-node reduction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from horovod_quant.reductions.shards import Ranges, ranges_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
-"""Dtypes of the last allgather in a node: averages, or arrays received between nodes, of known lengths or not."""
+"""Dtypes of the last intra-node allgather: averages, or arrays received from other nodes, of known lengths or not."""
 
 _LARGE = 2**20
 """Elements of the tensor that decides the last allgather for all tensors."""
@@ -40,9 +40,9 @@ _LARGE = 2**20
 
 @dataclass(frozen=True)
 class HierarchicalReduction:
-    """Hierarchical reduction: averages inside nodes, and ``inter`` between nodes.
+    """Hierarchical reduction: intra-node averages, and ``inter`` between nodes.
 
-    1. Encode. 2. Alltoall in the node. 3. Average. 4. ``inter`` between nodes. 5. Allgather in the node. 6. Decode.
+    1. Encode. 2. Intra-node alltoall. 3. Average. 4. ``inter``. 5. Intra-node allgather. 6. Decode.
     Each worker of a node owns a range of the elements of each tensor, and runs ``inter`` on the averages of its node
     with the workers of other nodes that own the same ranges.
 
@@ -195,7 +195,7 @@ class HierarchicalReduction:
         return Decoded(workers.size, exchanged_again=again, decode=decode)
 
     def _received(self, found: Decoded, layout: Sequence[tuple[int, Any]], is_ragged: bool) -> Sequence[Any]:
-        """Return the arrays that this worker has received between nodes.
+        """Return the arrays that this worker has received from other nodes.
 
         Raises:
             TypeError: their number or lengths differ from ``inter.received_lengths``.

@@ -1,4 +1,4 @@
-"""Hierarchical reduction: averages in a node, and another scheme between nodes.
+"""Hierarchical reduction: intra-node averages, and another scheme inter-node.
 
 Source: Peng et al., BinSGDM (ICLR 2023 submission; Birder, NeurIPS 2023), for their 1-bit allreduce; here for every
 scheme. A node is a host, or any group of workers with a fast connection between them.
@@ -35,11 +35,11 @@ from horovod_quant.schemes.inside import FLOAT32, Inside, intra_codec, nmse_insi
 class Hierarchical(Scheme):
     """Scheme that averages inside nodes and runs ``inner`` between them.
 
-    1. An alltoall inside the node sends each worker all values of the elements that it owns, in float32, in float16, or
+    1. An intra-node alltoall sends each worker all values of the elements that it owns, in float32, in float16, or
        as QSGDinf's codes of 8 bits in buckets of 256, with correlated rounding among the node's workers.
     2. The worker averages them, in the order of the node's workers.
     3. The workers that own the same elements, one per node, run ``inner`` on them.
-    4. An allgather inside the node distributes the arrays received between the nodes, and all workers decode them.
+    4. An intra-node allgather distributes the arrays received from other nodes, and all workers decode them.
        It distributes the averages in float32 instead if they have no more bytes, or ``inner`` cannot decode elsewhere.
 
     With one worker per node the result is bit-identical to that of ``inner``. On a single node ``inner`` quantizes
@@ -47,7 +47,7 @@ class Hierarchical(Scheme):
     bits are those of the whole tensors, so the result does not depend on which worker owns which elements.
 
     Args:
-        inner: the scheme between nodes.
+        inner: the inter-node scheme.
         inside: format of step 1. ``8`` is unbiased; ``"float16"`` rounds to nearest, and a magnitude of 65,520 or more,
             which it cannot represent, becomes NaN on all workers, as infinities do.
 
@@ -116,7 +116,7 @@ class Hierarchical(Scheme):
 
 
 def inner_of(scheme: Scheme) -> Scheme:
-    """Return the scheme between nodes, or a flat scheme unchanged."""
+    """Return the inter-node scheme, or a flat scheme unchanged."""
     return scheme.inner if isinstance(scheme, Hierarchical) else scheme
 
 

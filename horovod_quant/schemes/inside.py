@@ -1,4 +1,4 @@
-"""Codecs inside a node: float32, float16, or codes of 8 bits."""
+"""Intra-node codecs: float32, float16, or codes of 8 bits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require_inside(value: Any) -> Inside:
 
 
 def intra_codec(inside: Inside) -> Codec:
-    """Return the codec inside a node."""
+    """Return the intra-node codec."""
     return NormsAndCodes("uniform", _BITS, "max", _BUCKET_SIZE) if inside == 8 else Floats(str(inside))
 
 
