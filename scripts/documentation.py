@@ -104,7 +104,7 @@ CONFIGURATION = {
 STYLE = """\
 .highlight pre { font-size: 0.75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 table.docutils { font-size: 0.8rem; }
-td code { overflow-wrap: anywhere; }
+td code, table.indextable { overflow-wrap: anywhere; }
 td:first-child:has(code) { min-width: 13rem; }
 """
 """No code is cut off, and few tables scroll, at a laptop's width."""
