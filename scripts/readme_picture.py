@@ -18,7 +18,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 CLAIMS = ("transformer", "binsgdm-tuning", "machines", "eden")
 FIGURES, TUNED, SPEEDS, EDENS = (RESULTS / f"{claim}.json" for claim in CLAIMS)
 PICTURE = RESULTS / "overview.png"
-LEFT = f"Training speed, 4 emulated hosts\n{machines.LARGE} parameters, lowest of 3 configurations"
+LEFT = f"Training speed, 4 emulated hosts, {machines.LARGE}\nparameters, slowest of 3 configurations"
 RIGHT = f"Final validation loss\n{machines.SMALL} parameters, {transformer.STEPS:,} steps, 4 workers"
 LINKS = {"1gbit": 1.0, "100mbit": 0.45}
 """Opacity of the bars for each rate."""

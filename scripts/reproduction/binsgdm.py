@@ -11,7 +11,10 @@ from reproduction import common, running, steps, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "BinSGDM: one bit per element, compared with Adam"
-SCALE = "119,000 parameters, 1,000 and 2,000 steps (loss), 7.2 and 21 million (speed), 4 workers on 2 cores"
+SCALE = (
+    "loss: 119,000 parameters, 1,000 and 2,000 steps, 4 workers on 2 cores; speed: 7.2 million parameters, 4 hosts on "
+    "2 cores; bytes: 21 million, 2 and 4 hosts of 2 workers"
+)
 CLAIM = (
     "An optimizer that sends one bit per element trains as well as Adam with float32 gradients, and up to 2.5× "
     "(ResNet-50) and 6.3× (BERT-Base) faster between hosts with links of 10 Gbit/s. The hierarchical reduction sends "

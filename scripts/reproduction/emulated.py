@@ -23,7 +23,10 @@ from reproduction import common, running
 from reproduction.common import Plot, Verdict
 
 TITLE = "The papers' speed-ups, with emulated accelerators"
-SCALE = "gradients of real models, compute emulated by sleep, 4 hosts on 2 cores"
+SCALE = (
+    "gradients of ResNet-50, ResNet-152 and BERT-Base, compute emulated by sleep, 4 hosts of 1 worker, 2 and 4 hosts "
+    "of 2 workers, on 2 cores"
+)
 CLAIM = (
     "Between hosts with links of 10 Gbit/s BinSGDM trains ResNet-50 up to 2.47× and BERT-Base up to 6.26× faster than "
     "full precision (Peng et al., NeurIPS 2023); with QSGD ResNet-152 trains 1.8× faster on 16 GPUs (Alistarh et al., "

@@ -16,7 +16,7 @@ from reproduction import common, nuqsgd, running, variance
 from reproduction.common import Plot, Verdict
 
 TITLE = "NUQSGD's variance on a transformer's gradients"
-SCALE = "119,000 parameters, gradients of one of 4 workers"
+SCALE = "119,000 parameters, gradients of one of 4 workers in 500 steps"
 CLAIM = (
     "NUQSGD has stronger guarantees than QSGD, and in experiments matches and exceeds QSGDinf, which has none "
     "(Ramezani-Kebrya et al., JMLR 2021). This section compares their variance; the grid of the authors is 4 bits, and "

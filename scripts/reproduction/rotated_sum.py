@@ -15,7 +15,7 @@ from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
 
 TITLE = "Global-QSGD with a rotation: room for the sum that occurs"
-SCALE = "up to 256 simulated workers, no training"
+SCALE = "32,768 elements, up to 256 simulated workers, no training"
 SOURCE = common.PACKAGE
 CLAIM = (
     "This claim is not from a paper: after a rotation common to all workers, a field needs room only for the sum that "
