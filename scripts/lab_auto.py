@@ -106,7 +106,8 @@ def table(folder: Path) -> str:
     if taken:
         lines += [
             "",
-            f"While the rate fell to 100 Mbit/s, with `again_after=20`, Auto took {', '.join(taken)}.",
+            "In successive tuning sessions of a run whose links were limited to 100 Mbit/s after the first one,",
+            f"with `again_after=20`, Auto took {', '.join(taken)}.",
         ]
     return "\n".join(lines)
 

@@ -82,13 +82,13 @@ def test_where_compression_does_not_pay_the_report_says_by_how_much() -> None:
 
 
 def test_a_trial_that_has_not_ended_is_one_line() -> None:
-    assert str(Report(None)) == "trial: not begun"
+    assert str(Report(None)) == "tuning: not begun"
     tested = Trial(7)
     for _ in range(40):
         tested.count_step()
     assert tested.progress == (40, 98)
-    assert str(Report(None, (), 4, *tested.progress)) == "trial: step 40 of 98"
-    assert str(Report("eden-3", (), 4, *tested.progress)) == "trial: step 40 of 98"  # once more
+    assert str(Report(None, (), 4, *tested.progress)) == "tuning: step 40 of 98"
+    assert str(Report("eden-3", (), 4, *tested.progress)) == "tuning: step 40 of 98"  # once more
     assert Report(None).speed_up is None
 
 
@@ -135,5 +135,5 @@ def test_every_worker_decides_from_the_same_whole_numbers() -> None:
 
 
 def test_a_choice_without_a_trial_says_so() -> None:
-    assert str(Report("eden-3", (), 4)) == "chose eden-3, without a trial (4 workers)"
+    assert str(Report("eden-3", (), 4)) == "chose eden-3, without tuning (4 workers)"
     assert Trial(1).current == TrialStep(0, False)

@@ -76,8 +76,8 @@ class Row(NamedTuple):
         break_even: the bandwidth in bytes per second below which steps are shorter than without compression; 0: never,
             inf: always; None unless `with_limit` computed it.
         levels: number of magnitudes that an element can have; None where that is meaningless.
-        nmse: squared error of the average by its square, for gradients like white noise; None where that is
-            meaningless or the scheme does not state it.
+        nmse: the squared error of the average, divided by the square of the exact average, for gradients like white
+            noise; None where that is meaningless or the scheme does not state it.
         steps: relative number of steps to the same loss, see `steps_to_loss`; None if unknown.
     """
 

@@ -39,7 +39,8 @@ def assumptions(
         found.append("No part of the backward pass overlaps with the step communication (--backward).")
     if network.workers_per_host > 1:
         found.append(
-            f"Workers of a host exchange {1e-9 * network.local_bandwidth:g} GB/s with each other (--local-bandwidth)."
+            f"The bandwidth between two workers of a host is {1e-9 * network.local_bandwidth:g} GB/s "
+            f"(--local-bandwidth)."
         )
     schemes = [inner_of(row.choice.method) for row in rows if isinstance(row.choice.method, Scheme)]
     others = dict.fromkeys(type(each).__name__ for each in schemes if not registry.is_own(type(each)))

@@ -227,9 +227,9 @@ def latency_seconds(request: Request, network: Network) -> float:
 
     A ring allreduce has ``2 (n-1)`` messages, other collectives ``n-1``.
 
-    A ring's steps inside a host take the local latency under NCCL, where a host's workers are neighbours that do not
+    The intra-node steps of a ring take the local latency under NCCL, where a host's workers are neighbours that do not
     wait for all others; under Gloo and MPI all wait for the slowest. For an allreduce NCCL takes a tree between hosts
-    where that is faster: twice its depth, and down a chain inside the host (src/graph/tuning.cc of NCCL 2.8).
+    where that is faster: 2× its depth, and along a chain within the host (src/graph/tuning.cc of NCCL 2.8).
     """
     directions = 2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1
     if network.controller != NCCL:
@@ -244,19 +244,19 @@ def latency_seconds(request: Request, network: Network) -> float:
 
 
 def turns(request: Request, network: Network) -> float:
-    """Return a collective's slow-down from directions of a link that take turns.
+    """Return a collective's slow-down where a link's two directions alternate.
 
     A receiver of Gloo announces that it is ready on the connection on which it sends data, after it has begun to do so
     (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two workers
-    exchange large messages, the later announcement waits behind data, and the two directions follow one another: in a
-    gather of two workers, which add instead (`transports.pairwise_via_allreduce`), and in an alltoall for each pair,
-    the less the more other pairs fill the link. Rings of three and more, allreduces, and NCCL use both directions at
-    once.
+    exchange large messages, the later announcement waits behind data, and the two directions alternate: in a gather of
+    two workers, which add instead (`transports.pairwise_via_allreduce`), and in an alltoall for each pair. The
+    slow-down of an alltoall shrinks as more pairs share the link. Rings of three and more, allreduces, and NCCL use
+    both directions at once.
 
     Under DDP this package posts its receives before it sends.
 
-    Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need; its
-    gathers also take longer, but by less (shared/LAB.md).
+    On Ethernet, Open MPI's default allreduce among more than two workers takes 2× the time that its bytes need; its
+    gathers also take longer, but by less.
     """
     software, workers = network.software, network.workers
     if network.controller in (NCCL, DDP):

@@ -149,9 +149,14 @@ def _stay(rows: Sequence[Row]) -> str:
         key=lambda row: row.gain or row.speed_up or 0,
     )
     exposed = rows[0].cost.exposed if rows[0].cost else 0.0
+    speed_up = (
+        f"of a step would be {best.speed_up:.2f}x"
+        if best.gain is None
+        else f"to the same loss would be {best.gain:.2f}x"
+    )
     return (
-        f"Without compression the step communication adds {show_seconds(exposed)} a step; with the best of the others, "
-        f"{best.name}, training would have {best.gain or best.speed_up:.2f}x its speed."
+        f"Without compression the step communication adds {show_seconds(exposed)} a step; with the best other method, "
+        f"{best.name}, the speed-up {speed_up}."
     )
 
 

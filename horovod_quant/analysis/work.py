@@ -114,7 +114,7 @@ def resolved(scheme: Scheme, workers: Workers) -> Scheme:
     """Return the scheme with its arguments for these workers.
 
     Raises:
-        ValueError: the scheme's arguments cannot serve them.
+        ValueError: the scheme's arguments do not support them.
     """
     scheme = scheme.for_workers(workers)
     scheme.check_workers(workers.size)
@@ -131,7 +131,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         local_size: number of workers per host, for a hierarchical reduction.
 
     Raises:
-        ValueError: the scheme's arguments cannot serve this number of workers.
+        ValueError: the scheme's arguments do not support this number of workers.
     """
     workers = Workers(0, size, local_size=local_size)
     scheme = resolved(scheme.fixed_length_proxy(), workers)

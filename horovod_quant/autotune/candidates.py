@@ -1,4 +1,4 @@
-"""Candidate methods of a trial, within a bound of the nmse."""
+"""Candidate methods of a tuning session, within a bound of the nmse."""
 
 from __future__ import annotations
 

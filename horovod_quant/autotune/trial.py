@@ -1,8 +1,8 @@
-"""Trial of methods during training steps, and the decision between them.
+"""Trials of methods during training steps, and the decision between them.
 
-Imports no framework. All workers count the steps of a trial in the same way, so each knows which method a step uses.
-Each worker measures separately; the decision uses sums of all workers' medians, in whole microseconds, which are equal
-on all workers.
+Imports no framework. A trial is a few steps with one method; a tuning session has several trials of each method. All
+workers count its steps in the same way, so each knows which method a step uses. Each worker measures separately; the
+decision uses sums of all workers' medians, in whole microseconds, which are equal on all workers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from horovod_quant.autotune.candidates import Candidate
 from horovod_quant.frontends.methods import NONE
 
 ROUNDS = 3
-"""Number of rounds, each of all methods: a changing network rate affects all alike."""
+"""Number of rounds, each with a trial of every method: a changing network rate affects all alike."""
 
 MEASURED = 3
-"""Number of measured steps of each method in a round."""
+"""Number of measured steps of a trial."""
 
 WARM_UP = 1
-"""Number of warm-up steps, in which Horovod's cache has other shapes."""
+"""Number of warm-up steps of a trial, in which Horovod's cache has other shapes."""
 
 FIRST_WARM_UP = 3
 """Number of warm-up steps in the first round: a method plans its groups, then tries the plan."""
@@ -41,7 +41,7 @@ class TrialStep(NamedTuple):
 
 
 def timetable(methods: int) -> list[TrialStep]:
-    """Return the steps of a trial in order."""
+    """Return the steps of all trials in order."""
     return [
         TrialStep(method, step >= warm_up)
         for warm_up in (FIRST_WARM_UP, *[WARM_UP] * (ROUNDS - 1))
@@ -51,7 +51,7 @@ def timetable(methods: int) -> list[TrialStep]:
 
 
 class Trial:
-    """One worker's measurements so far, and the next step.
+    """One worker's measurements in a tuning session, and the next step.
 
     Args:
         methods: the number of methods.
@@ -65,7 +65,7 @@ class Trial:
 
     @property
     def current(self) -> TrialStep | None:
-        """Next step; None when the trial is over."""
+        """Next step; None when all trials are over."""
         return self._timetable[self._steps] if self._steps < len(self._timetable) else None
 
     @property
@@ -108,7 +108,7 @@ def _median(seconds: Sequence[float]) -> int:
 
 
 class Measurement(NamedTuple):
-    """Measurements of a method in a trial.
+    """Measurements of a method in all its trials.
 
     All times are in seconds: means over the workers of their medians.
 
@@ -117,8 +117,8 @@ class Measurement(NamedTuple):
         nmse: the value of `Scheme.expected_nmse`; None where the scheme does not state one.
         exchange: time from a step's first gradient to the last result.
         whole: time from one step's last result to the last result of the next.
-        step: the time that decides: ``exchange`` plus the rest of a step, measured over the steps of all methods. The
-            rest does not depend on the method, but varies more between steps than methods differ.
+        step: the time that decides: ``exchange`` plus the rest of a step. The rest does not depend on the method but is
+            noisy, so it is estimated from the steps of all methods.
     """
 
     method: str
@@ -129,15 +129,15 @@ class Measurement(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Progress and result of a trial.
+    """Progress and result of a tuning session.
 
     Attributes:
         method: name of the method that was chosen last; None while nothing is chosen.
-        measurements: one for each method of the trial, no compression first; empty during the first trial, and if the
-            choice is from a checkpoint, or there was nothing to choose from.
+        measurements: one for each method, no compression first; empty during the first trials, and if the choice is
+            from a checkpoint, or there was nothing to choose from.
         workers: number of workers; 0 before the first step.
-        step: number of steps of the trial that every worker has taken.
-        steps: number of steps of the whole trial; 0 where there is none.
+        step: number of steps of the trials that every worker has taken.
+        steps: number of steps of all trials; 0 where there are none.
     """
 
     method: str | None
@@ -168,15 +168,15 @@ class Report(NamedTuple):
         return next((each for each in others if each.method == self.method), None)
 
     def __str__(self) -> str:
-        """Return ``trial: step 40 of 98``, or the choice.
+        """Return ``tuning: step 40 of 98``, or the choice.
 
         It is ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``.
         """
         if self.method is None or self.step < self.steps:
-            return f"trial: step {self.step} of {self.steps}" if self.steps else "trial: not begun"
+            return f"tuning: step {self.step} of {self.steps}" if self.steps else "tuning: not begun"
         chosen = [each for each in self.measurements if each.method == self.method]
         if not chosen:
-            return f"chose {self.method}, without a trial ({self.workers} workers)"
+            return f"chose {self.method}, without tuning ({self.workers} workers)"
         others = [each for each in self.measurements if each.method != self.method]
         times = [f"{show_seconds(chosen[0].step)} per step"]
         times += [f"{each.method} {show_seconds(each.step)}" for each in others]
@@ -192,7 +192,7 @@ def evaluate(candidates: Sequence[Candidate], sums: Sequence[int], workers: int)
     The best is the one with the smallest nmse.
 
     Args:
-        candidates: the candidates, in the order of the trial.
+        candidates: the candidates, in the order of the trials.
         sums: the sums of all workers' `Trial.medians`.
         workers: the number of workers in the sums.
     """

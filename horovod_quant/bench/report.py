@@ -123,8 +123,8 @@ def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
     else:
         lines.append("No network interface could be read on every host.")
     lines.append(
-        "nmse: squared error of the average by the square of the exact one, about the share of further steps that a "
-        "training needs; blank where the result is not an average."
+        "nmse: the squared error of the average, divided by the square of the exact average; about the share of "
+        "further steps that a training needs; blank where the result is not an average."
     )
     return " ".join(lines)
 

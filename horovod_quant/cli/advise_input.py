@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("output")
     file = "write everything here; with -, print only this to standard output"
     out.add_argument("--json", metavar="FILE", help=file)
-    verbose = "also print why other methods fell out, and what is assumed"
+    verbose = "also print why other methods were rejected, and what is assumed"
     out.add_argument("--verbose", action="store_true", help=verbose)
     plot = "draw step time against bandwidth and workers, for example to advice.png"
     out.add_argument("--plot", metavar="FILE", help=plot)

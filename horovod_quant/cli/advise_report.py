@@ -20,7 +20,7 @@ VERSION = 2
 
 COLUMNS = (
     "method",
-    "exchange",
+    "communication",
     "hidden",
     "step",
     "speed-up",
@@ -75,7 +75,7 @@ def text(found: Found, verbose: bool = False) -> str:
         lines += ["", "Impossible here:", *refused]
     if not verbose:
         return "\n".join(
-            [*lines, "", "More with --verbose: what this assumes, and why other methods fell out."]
+            [*lines, "", "More with --verbose: what this assumes, and why other methods were rejected."]
         )
     if found.fallen_out:
         lines += ["", f"Why not the others, compared with {advised.method} (--all shows them all):"]

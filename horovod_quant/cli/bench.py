@@ -108,7 +108,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
     if is_ddp and arguments.group_bytes is not None:
         raise Problem("--group-bytes: with DDP its buckets are the groups; leave it out")
     if is_ddp and arguments.framework not in (None, "torch"):
-        raise Problem(f"--transport ddp is PyTorch's; leave out --framework {arguments.framework}")
+        raise Problem(f"--transport ddp runs only with PyTorch; leave out --framework {arguments.framework}")
     if arguments.methods is not None and is_first():
         former_names.warn_of_another_meaning(arguments.methods)
     variants: list[Variant] = []

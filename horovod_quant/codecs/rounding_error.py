@@ -1,7 +1,7 @@
-"""Expected rounding errors for gradients like white noise, which `advise` reports.
+"""Expected nmse for gradients like white noise, which `advise` reports.
 
-They are computed from the variance of stochastic rounding, without sampling. Real gradients have heavier tails and
-larger errors. `Scheme.expected_nmse` of each scheme uses them.
+It is computed from the variance of stochastic rounding, without sampling. Real gradients have heavier tails and a
+larger nmse. `Scheme.expected_nmse` of each scheme uses it.
 """
 
 from __future__ import annotations

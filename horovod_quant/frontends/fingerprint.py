@@ -11,5 +11,8 @@ from horovod_quant.schemes.base import Scheme
 
 @functools.lru_cache(maxsize=4096)
 def fingerprint(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
-    """Return signs that depend on properties that all workers must share."""
+    """Return the fingerprint of the properties that all workers must share.
+
+    Its numbers are +1 and -1.
+    """
     return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed} {WIRE_VERSION}")))

@@ -42,8 +42,8 @@ class BaseCompressor(metaclass=CompressorClass):
 
     Horovod asks it to compress each gradient. The compressor quantizes the gradient, reduces it over Horovod's
     collectives, and gives Horovod a small *control tensor* to reduce instead: ``[1, +-1 x 16]``. The reduced first
-    element shows the factor (average or sum, pre- and postscaling, joined workers). The signs, which depend on the
-    gradient's name, show whether all workers reduce the same gradient.
+    element shows the factor (average or sum, pre- and postscaling, joined workers). The other numbers are a fingerprint
+    of the gradient, which shows whether all workers reduce the same one.
 
     Args:
         scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or a custom one; or the name of a
@@ -59,7 +59,8 @@ class BaseCompressor(metaclass=CompressorClass):
             so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
-            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
+            ``"float32"``; as ``"float16"``, rounded to nearest; or, with ``8``, as the unbiased codes of
+            ``QSGD(bits=8)``.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only

@@ -150,4 +150,4 @@ def _checks(digits: np.ndarray) -> np.ndarray:
 
 def check_steps(count: int, elements: int) -> None:
     if count < tiles(elements):
-        raise ValueError(f"steps: {count} steps for {elements} elements; {tiles(elements)} are needed")
+        raise ValueError(f"steps: {count} step sizes for {elements} elements; {tiles(elements)} are needed")

@@ -40,15 +40,15 @@ _LARGE = 2**20
 
 @dataclass(frozen=True)
 class HierarchicalReduction:
-    """Hierarchical reduction: intra-node averages, and ``inter`` between nodes.
+    """Hierarchical reduction: averages intra-node, and runs ``inter`` inter-node.
 
     1. Encode. 2. Intra-node alltoall. 3. Average. 4. ``inter``. 5. Intra-node allgather. 6. Decode.
-    Each worker of a node owns a range of the elements of each tensor, and runs ``inter`` on the averages of its node
-    with the workers of other nodes that own the same ranges.
+    Each worker of a node reduces a range of the elements of each tensor: it averages the values of its node, and runs
+    ``inter`` on the averages with the workers of other nodes that reduce the same ranges.
 
     Args:
         intra: codec of step 2. Rounding is correlated among the workers of a node.
-        inter: the reduction between the nodes.
+        inter: the inter-node reduction.
         unit: ranges begin at multiples of this number of elements.
     """
 
@@ -106,7 +106,7 @@ class HierarchicalReduction:
         workers: Workers,
         kernels: Any,
     ) -> list[Gradient]:
-        """Return the node's averages of the elements that this worker owns."""
+        """Return the node's averages of the elements that this worker reduces."""
         local = ranges.of[workers.local_rank]
         batch = segments_batch(gradients, local, with_values=False)
         averages = self.intra.averages(kernels, pieces, self.intra.offsets(batch.elements), batch)
@@ -237,7 +237,7 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def between(workers: Workers) -> Workers:
-    """Return the owners of the same elements, one per node.
+    """Return the workers that reduce the same ranges, one per node.
 
     Without custom reductions.
     """

@@ -22,7 +22,7 @@ class ScatterReduceAllgather:
     """Scatter-reduce-allgather: reducers decode, average and encode the shards.
 
     1. Encode. 2. Alltoall. 3. The reducer of a shard decodes, averages and encodes. 4. Allgather. 5. Decode.
-    The second rounding adds an error that does not shrink with the number of workers.
+    The second rounding adds an nmse that does not shrink with the number of workers.
 
     Args:
         scatter: codec of the payloads for the reducers.

@@ -1,4 +1,4 @@
-"""Segments that ranks reduce, or that workers of a node own."""
+"""Segments that each rank reduces, among all workers or intra-node."""
 
 from __future__ import annotations
 

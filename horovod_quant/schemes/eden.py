@@ -14,6 +14,7 @@ from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.allgather import AllgatherReduce
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
+from horovod_quant.schemes import eden_widths
 from horovod_quant.schemes.base import (
     ALLGATHER,
     AUTO,
@@ -25,10 +26,7 @@ from horovod_quant.schemes.base import (
     require_choice,
     use_int,
 )
-from horovod_quant.schemes.eden_widths import MOST_BITS, Widths, fewest_bits, possible, require_nmse, usual
 from horovod_quant.schemes.registry import register
-
-DEFAULT_BITS = 3
 
 
 @register
@@ -43,13 +41,12 @@ class EDEN(Scheme):
        would bias the result.
     4. An allgather distributes the reducers' codes and scales.
 
-    With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
-
-    The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
+    With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes. The
+    number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
     Rounding adds a constant fraction of the squared gradient, for any distribution: 0.57, 0.13, 0.036 or 0.0096
-    for 1 to 4 bits. The error spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
+    for 1 to 4 bits. The noise spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
     do not.
 
     The mean over the rotations is not exactly the bucket. The largest bias found in a bucket of d elements, relative to
@@ -60,14 +57,13 @@ class EDEN(Scheme):
     Args:
         bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
             counts as 0. An element outside the range of float32 turns its bucket into NaN.
-        server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
-            workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
-            more than ``bits`` for up to 28 workers, then more, at most 4. Width 3 with ``server_bits=3`` sends 14% less
-            than with 4, and has 1.6× its nmse. An allgather has no second rounding.
+        server_bits: width of the reducers' codes. The nmse of the second rounding does not shrink with the number of
+            workers. ``"auto"`` uses the fewest bits, at most 4, whose nmse is at most what remains of the workers' nmse
+            after averaging: 4 with ``bits=3``, of which ``server_bits=3`` sends 14% less, with 1.6× the nmse; with
+            ``bits=2`` 3 for up to 28 workers, then 4. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The reduction
-            that achieves it with the fewest bytes for the number of workers is used. An alltoall achieves 0.0193 or
-            more, an allgather 0.0096; with a trellis it is 0.0134 and 0.0067.
+        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients; the bits and
+            the reduction with the fewest bytes follow. At least 0.0096, with a trellis 0.0067; 2× with an alltoall.
         trellis: trellis-coded quantization (Marcellin and Fischer, 1990): 2× the levels for the same bits, and earlier
             codes select the half from which a code chooses. Rounding then adds 0.48, 0.10, 0.026 or 0.0067 of the
             squared gradient for 1 to 4 bits. Encoding takes 2.1× to 2.9× the time, with 4 bits 3.5× to 4×.
@@ -96,18 +92,15 @@ class EDEN(Scheme):
                 object.__setattr__(self, name, value)
         require_choice("exchange", self.exchange, get_args(ExchangeKind))
         require_bool("trellis", self.trellis)
-        if isinstance(self.server_bits, str) and self.server_bits != AUTO:
-            raise ValueError(
-                f"server_bits={self.server_bits!r}: use 'auto', or an integer from 1 to {MOST_BITS}"
-            )
         if self.server_bits != AUTO:
-            use_int(self, "server_bits", 1, MOST_BITS)
+            eden_widths.require_width(self.server_bits)
+            use_int(self, "server_bits", 1, eden_widths.MOST_BITS)
         if self.nmse is not None:
-            require_nmse(self.nmse, self.bits, self.server_bits, self.exchange, self.trellis)
+            eden_widths.require_nmse(self.nmse, self.bits, self.server_bits, self.exchange, self.trellis)
             return
         if self.bits is None:
-            object.__setattr__(self, "bits", DEFAULT_BITS)
-        use_int(self, "bits", 1, MOST_BITS)
+            object.__setattr__(self, "bits", 3)
+        use_int(self, "bits", 1, eden_widths.MOST_BITS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore pickles, also those of version 0.1.0."""
@@ -117,10 +110,7 @@ class EDEN(Scheme):
         vars(self).update(state)
 
     def replaced(self, **arguments: Any) -> Scheme:
-        """Return the scheme with other arguments.
-
-        ``nmse`` replaces the bits, and ``bits`` replace ``nmse``.
-        """
+        """Return the scheme with other arguments; ``nmse`` replaces bits, and vice versa."""
         if arguments.get("nmse") is not None:
             arguments = {"bits": None, "server_bits": AUTO, **arguments}
         elif arguments.get("bits") is not None:
@@ -133,9 +123,8 @@ class EDEN(Scheme):
 
     def reduction(self, workers: Workers) -> Reduction:
         bits, server_bits, exchange, trellis = self.widths(workers.size)
-        # With a rotation that all workers share, one inverse rotation would suffice for the sum. Equal gradients would
-        # have equal errors then, of which n× more is left (with half of the energy in common 4% more at one bit,
-        # 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
+        # A rotation that all workers share would need one inverse rotation for the sum. But equal gradients would have
+        # equal errors then, of which n× more is left; two workers would save a quarter of the kernels' time at most.
         codes = RotatedCodes(bits, trellis)
         if exchange == ALLGATHER:
             return AllgatherReduce(codes)
@@ -149,15 +138,13 @@ class EDEN(Scheme):
         return None if self.bits is None else 1 << (self.bits - 1)
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """Return the nmse.
-
-        It does not depend on the number of workers: errors average out as gradients do.
-        """
+        """Return the nmse; errors average out as gradients do."""
         return self.widths(workers).nmse()
 
-    def widths(self, workers: int) -> Widths:
+    def widths(self, workers: int) -> eden_widths.Widths:
         """Return the bits and the reduction for N workers."""
         if self.nmse is not None:
-            return fewest_bits(self.nmse, workers, possible(self.exchange, self.trellis))
+            choices = eden_widths.possible(self.exchange, self.trellis)
+            return eden_widths.fewest_bits(self.nmse, workers, choices)
         assert self.bits is not None
-        return usual(self.bits, self.server_bits, self.exchange, self.trellis, workers)
+        return eden_widths.usual(self.bits, self.server_bits, self.exchange, self.trellis, workers)

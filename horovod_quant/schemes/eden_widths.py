@@ -84,6 +84,12 @@ def require_nmse(
         )
 
 
+def require_width(server_bits: Any) -> None:
+    """Raise ValueError for a text other than ``"auto"``."""
+    if isinstance(server_bits, str):
+        raise ValueError(f"server_bits={server_bits!r}: use 'auto', or an integer from 1 to {MOST_BITS}")
+
+
 def fewest_bits(nmse: float, workers: int, choices: list[Widths]) -> Widths:
     """Return the choice with the fewest bytes among those within an nmse."""
     ratio = _usual_ratio(workers)

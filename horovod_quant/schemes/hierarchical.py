@@ -33,18 +33,18 @@ from horovod_quant.schemes.inside import FLOAT32, Inside, intra_codec, nmse_insi
 
 @dataclass(frozen=True)
 class Hierarchical(Scheme):
-    """Scheme that averages inside nodes and runs ``inner`` between them.
+    """Scheme that averages intra-node and runs ``inner`` inter-node.
 
-    1. An intra-node alltoall sends each worker all values of the elements that it owns, in float32, in float16, or
-       as QSGDinf's codes of 8 bits in buckets of 256, with correlated rounding among the node's workers.
+    1. An intra-node alltoall sends each worker all values of the shard that it reduces, in float32, in float16, or as
+       the codes of ``QSGD(bits=8)``, with correlated rounding among the node's workers.
     2. The worker averages them, in the order of the node's workers.
-    3. The workers that own the same elements, one per node, run ``inner`` on them.
+    3. The workers that reduce the same shard, one per node, run ``inner`` on it.
     4. An intra-node allgather distributes the arrays received from other nodes, and all workers decode them.
        It distributes the averages in float32 instead if they have no more bytes, or ``inner`` cannot decode elsewhere.
 
     With one worker per node the result is bit-identical to that of ``inner``. On a single node ``inner`` quantizes
     nothing, unless it requires an optimizer: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random
-    bits are those of the whole tensors, so the result does not depend on which worker owns which elements.
+    bits are those of the whole tensors, so the result does not depend on which worker reduces which shard.
 
     Args:
         inner: the inter-node scheme.

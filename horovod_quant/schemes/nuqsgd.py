@@ -37,11 +37,11 @@ class NUQSGD(QSGD):
             or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
-            less: 0.6 to 0.75 of the error remains where gradients differ.
+            less: 0.6 to 0.75 of the nmse remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
-            ``exchange="alltoall"`` the default is the workers' exponential levels, whose error no number of bits makes
-            small.
+            ``exchange="alltoall"`` the default is the workers' exponential levels, whose nmse stays large with any
+            number of bits.
 
     Raises:
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.

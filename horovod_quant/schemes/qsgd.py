@@ -57,7 +57,7 @@ class QSGD(WithRounding):
     4. The reducer decodes and averages them, and rounds the average in the same way; an allgather distributes the
        reducers' norms and codes.
 
-    This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
+    This is unbiased as well, but the second rounding adds an nmse that does not shrink with the number of workers.
     The defaults are what docs/results.md recommends.
 
     Args:
@@ -69,7 +69,7 @@ class QSGD(WithRounding):
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
             allgather would send more than 2× the bytes; with Elias coding an allgather.
         rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
-            Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
+            Where gradients differ, half of the nmse remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
             the workers' numbers are independent, as in the paper.
 
@@ -104,10 +104,7 @@ class QSGD(WithRounding):
             )
 
     def exchange_of(self, workers: int) -> ExchangeKind:
-        """Return ``"allgather"`` or ``"alltoall"`` for N workers.
-
-        ``"auto"`` is an alltoall if an allgather sends more than 2× the bytes.
-        """
+        """Return ``"allgather"`` or ``"alltoall"`` for N workers."""
         if self.exchange != AUTO:
             return self.exchange
         return ALLGATHER if workers <= MOST_GATHERED or self.coding != "fixed" else ALLTOALL
@@ -131,10 +128,8 @@ class QSGD(WithRounding):
         return self.codec()
 
     def fixed_length_proxy(self) -> QSGD:
-        """Return the scheme with codes of fixed width.
-
-        Elias codes exceed their bytes by at most 8 per stream.
-        """
+        """Return the scheme with codes of fixed width."""
+        # Elias codes exceed their bytes by at most 8 per stream.
         return replace(self, coding="fixed")
 
     def host_requirement(self) -> str | None:

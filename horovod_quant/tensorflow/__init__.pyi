@@ -44,7 +44,8 @@ class Compressor(_compressor.Compressor):
             so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
-            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
+            ``"float32"``; as ``"float16"``, rounded to nearest; or, with ``8``, as the unbiased codes of
+            ``QSGD(bits=8)``.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
@@ -90,7 +91,7 @@ class QSGD(Compressor):
     4. The reducer decodes and averages them, and rounds the average in the same way; an allgather distributes the
        reducers' norms and codes.
 
-    This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
+    This is unbiased as well, but the second rounding adds an nmse that does not shrink with the number of workers.
     The defaults are what docs/results.md recommends.
 
     Args:
@@ -102,7 +103,7 @@ class QSGD(Compressor):
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
             allgather would send more than 2× the bytes; with Elias coding an allgather.
         rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
-            Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
+            Where gradients differ, half of the nmse remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
             the workers' numbers are independent, as in the paper.
         min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
@@ -120,7 +121,8 @@ class QSGD(Compressor):
             so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
-            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
+            ``"float32"``; as ``"float16"``, rounded to nearest; or, with ``8``, as the unbiased codes of
+            ``QSGD(bits=8)``.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
@@ -168,13 +170,13 @@ class NUQSGD(Compressor):
             or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
-            less: 0.6 to 0.75 of the error remains where gradients differ.
+            less: 0.6 to 0.75 of the nmse remains where gradients differ.
         rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
-            less: 0.6 to 0.75 of the error remains where gradients differ.
+            less: 0.6 to 0.75 of the nmse remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
-            ``exchange="alltoall"`` the default is the workers' exponential levels, whose error no number of bits makes
-            small.
+            ``exchange="alltoall"`` the default is the workers' exponential levels, whose nmse stays large with any
+            number of bits.
         min_elements: minimum elements of a gradient to compress; Horovod reduces smaller ones uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -190,7 +192,8 @@ class NUQSGD(Compressor):
             so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
-            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
+            ``"float32"``; as ``"float16"``, rounded to nearest; or, with ``8``, as the unbiased codes of
+            ``QSGD(bits=8)``.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
@@ -261,7 +264,8 @@ class GlobalQSGD(Compressor):
             so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
-            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
+            ``"float32"``; as ``"float16"``, rounded to nearest; or, with ``8``, as the unbiased codes of
+            ``QSGD(bits=8)``.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
@@ -306,13 +310,12 @@ class EDEN(Compressor):
        would bias the result.
     4. An allgather distributes the reducers' codes and scales.
 
-    With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
-
-    The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
+    With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes. The
+    number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
     Rounding adds a constant fraction of the squared gradient, for any distribution: 0.57, 0.13, 0.036 or 0.0096
-    for 1 to 4 bits. The error spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
+    for 1 to 4 bits. The noise spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
     do not.
 
     The mean over the rotations is not exactly the bucket. The largest bias found in a bucket of d elements, relative to
@@ -323,14 +326,13 @@ class EDEN(Compressor):
     Args:
         bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
             counts as 0. An element outside the range of float32 turns its bucket into NaN.
-        server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
-            workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
-            more than ``bits`` for up to 28 workers, then more, at most 4. Width 3 with ``server_bits=3`` sends 14% less
-            than with 4, and has 1.6× its nmse. An allgather has no second rounding.
+        server_bits: width of the reducers' codes. The nmse of the second rounding does not shrink with the number of
+            workers. ``"auto"`` uses the fewest bits, at most 4, whose nmse is at most what remains of the workers' nmse
+            after averaging: 4 with ``bits=3``, of which ``server_bits=3`` sends 14% less, with 1.6× the nmse; with
+            ``bits=2`` 3 for up to 28 workers, then 4. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients. The reduction
-            that achieves it with the fewest bytes for the number of workers is used. An alltoall achieves 0.0193 or
-            more, an allgather 0.0096; with a trellis it is 0.0134 and 0.0067.
+        nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients; the bits and
+            the reduction with the fewest bytes follow. At least 0.0096, with a trellis 0.0067; 2× with an alltoall.
         trellis: trellis-coded quantization (Marcellin and Fischer, 1990): 2× the levels for the same bits, and earlier
             codes select the half from which a code chooses. Rounding then adds 0.48, 0.10, 0.026 or 0.0067 of the
             squared gradient for 1 to 4 bits. Encoding takes 2.1× to 2.9× the time, with 4 bits 3.5× to 4×.
@@ -349,7 +351,8 @@ class EDEN(Compressor):
             so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
-            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
+            ``"float32"``; as ``"float16"``, rounded to nearest; or, with ``8``, as the unbiased codes of
+            ``QSGD(bits=8)``.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
@@ -424,7 +427,8 @@ class BinSGDM(Compressor):
             so that only hosts average quantized gradients. A number N instead of True makes N consecutive ranks a
             node, regardless of hosts. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
-            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
+            ``"float32"``; as ``"float16"``, rounded to nearest; or, with ``8``, as the unbiased codes of
+            ``QSGD(bits=8)``.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only

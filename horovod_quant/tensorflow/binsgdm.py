@@ -61,8 +61,8 @@ class BinSGDMCompressor(Compressor):
         known = None if self._optimizer is None else self._optimizer()
         if known is not None and known is not own:
             raise ValueError(
-                "compression=BinSGDM(): this compressor already serves another optimizer, whose momentum it knows; "
-                "construct one for each"
+                "compression=BinSGDM(): this compressor is already used by another optimizer; construct one for each "
+                "optimizer"
             )
         require_same_beta(self.beta, [own.beta])
         if own.clipvalue is not None and any(map(moves_by_averages, self.policy.schemes)):

@@ -18,7 +18,7 @@ import tensorflow as tf
 from horovod_quant.frontends.installing import install_page
 
 KERAS_3_REMEDY = (
-    "Horovod's DistributedOptimizer does not average gradients under Keras 3, and does not say so. Use "
+    "Horovod's DistributedOptimizer does not average gradients under Keras 3, and gives no warning. Use "
     "horovod_quant.keras.DistributedOptimizer, which has the same arguments; or hvd.DistributedGradientTape, which "
     "averages under Keras 3 as well, the gradients of [v.value for v in model.trainable_variables]"
 )

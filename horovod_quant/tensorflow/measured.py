@@ -1,7 +1,7 @@
 """Periodic measurement of the nmse on a sample of the gradients.
 
 The blocks of a gradient that are compared are always the same ones, chosen while the graph is traced. In the steps that
-are measured, one allreduce for each gradient averages them exactly, in float32, beside the exchange.
+are measured, one allreduce for each gradient averages them exactly, in float32, in addition to the reduction.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ErrorSampler:
             name: name of the gradient.
             key: the name that selects the sample, the same on every worker.
             gradient: this worker's gradient, of a known shape.
-            result: result of the exchange.
+            result: result of the reduction.
             control_tensor: the reduced control tensor, whose first number was 1 on each worker.
             scope: scope of the collectives.
         """

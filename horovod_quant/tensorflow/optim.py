@@ -92,7 +92,7 @@ class BinaryUpdate:
             averages: whether reductions return averages of the workers' bits, not bits.
 
         Raises:
-            ValueError: the variable is not one of this optimizer's.
+            ValueError: the variable does not belong to this optimizer.
         """
         with outside_of_functions(), tf.compat.v1.name_scope(None):
             self._create_state(variables)

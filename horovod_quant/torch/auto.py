@@ -12,7 +12,7 @@ must run as with plain Horovod. No worker may wait in a backward pass. And worke
    determines what comes next.
 3. After ``hvd.init()`` Horovod reduces all gradients until a step counts. At its end the workers compare arguments and
    earlier choices, since only some workers may have loaded one from a checkpoint.
-4. Then a trial measures the methods in rounds (`horovod_quant.autotune.trial`). In a last step, which Horovod reduces,
+4. Then trials measure the methods in rounds (`horovod_quant.autotune.trial`). In a last step, which Horovod reduces,
    one sum combines the workers' medians. Both waits are safe, since every worker has launched all that others wait for.
 5. The choice stays until ``again_after`` steps have counted, or the number of workers changes.
 """
@@ -57,9 +57,10 @@ _PAIR = Workers(0, 2)
 class Auto(Compressor):
     """Compressor that measures methods while training and keeps the fastest.
 
-    A trial measures Horovod's allreduce and up to six methods in three rounds of a few steps each; every step reduces
-    gradients correctly. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one
-    with the smallest nmse: no compression, if that is among them. The trial repeats when the number of workers changes.
+    A tuning session measures Horovod's allreduce and up to six methods, in three trials of a few steps each; every step
+    reduces gradients correctly. Then all workers keep the method with the shortest steps or, of those within 2% of it,
+    the one with the smallest nmse: no compression, if that is among them. The trials are repeated when the number of
+    workers changes.
 
     `report` returns the measurements, and rank 0 logs them as one line to the logger ``horovod_quant`` (level INFO).
     Works for the gradients of a ``DistributedOptimizer``; other calls need a fixed method.
@@ -69,7 +70,7 @@ class Auto(Compressor):
             uncorrelated gradients; a training needs about this share of steps more. Candidates are the registered,
             unbiased methods, each with the fewest bits that suffice.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
-        again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
+        again_after: number of steps after which the trials are repeated, in case the network has changed; 0 for never.
         **common: arguments of every compressor, except ``overrides``.
 
     Raises:
@@ -147,7 +148,7 @@ class Auto(Compressor):
     # ---- what users call -------------------------------------------------------------------------------------
 
     def report(self, optimizer: Any = None) -> Report:
-        """Return the progress of the trial, or the latest measurements and choice.
+        """Return the progress of the trials, or the latest measurements and choice.
 
         Prints as one line.
 
@@ -276,7 +277,7 @@ class Auto(Compressor):
     ) -> TensorPlan | None:
         """Return a gradient's plan for the chosen method, or None.
 
-        It is None during a trial.
+        It is None during the trials.
         """
         policy = session.policy
         if policy is None or session.is_counting:
@@ -361,9 +362,9 @@ class Auto(Compressor):
             self._choices[session.key] = _Choice(report.method, report.workers)
 
     def note_progress(self, session: TuningSession, workers: int, step: int, steps: int) -> Report:
-        """Record and return the progress of a trial.
+        """Record and return the progress of the trials.
 
-        A repeated one also has the earlier choice.
+        While they are repeated, the report also has the earlier choice.
         """
         known = self._reports.get(session.key, Report(None))
         report = known if known.workers == workers else Report(None, (), workers)

@@ -382,7 +382,8 @@ def require_usable(compression: Any, where: str) -> None:
         )
     if compression._process_set is not None:
         raise ValueError(
-            f"{where}: process_set= is Horovod's; leave it out, since the model's process group has the workers"
+            f"{where}: process_set= is for training under Horovod; leave it out: the workers are those of the model's "
+            f"process group"
         )
 
 

@@ -162,7 +162,7 @@ class State:
         reference, name = self._names.get(id(parameter), (None, ""))
         if reference is None or reference() is not parameter:
             raise RuntimeError(
-                f"ddp: a gradient of shape {list(parameter.shape)} came for no parameter that the model had when the "
+                f"ddp: a gradient of shape {list(parameter.shape)} belongs to no parameter that the model had when the "
                 f"hook was registered; register it on a new DistributedDataParallel after changing parameters"
             )
         return name

@@ -135,11 +135,11 @@ _SMALL = 2**16
 
 
 _STALLED = (
-    "{names}: no progress for {seconds} s, because other workers have not done the same. It continues when every "
-    "worker has come to the same gradients, in a backward pass or in step() or synchronize() of this optimizer, which "
-    "others may reach late. It never will if a worker has skipped that call, has left the training loop without "
-    "hvd.join(), or waits for something that this worker does after its own step(): another optimizer's step(), or "
-    "any other Horovod operation, named or not; do these in the same order on all workers"
+    "{names}: no progress for {seconds} s, because other workers have not submitted these gradients yet. The reduction "
+    "continues once every worker reaches them, in a backward pass or in step() or synchronize() of this optimizer. It "
+    "cannot continue if a worker has skipped that call, has left the training loop without hvd.join(), or waits for a "
+    "Horovod operation, named or not, that this worker starts only after its own step(), such as the step() of another "
+    "optimizer. Call step() and other Horovod operations in the same order on all workers"
 )
 
 

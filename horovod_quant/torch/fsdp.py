@@ -196,7 +196,7 @@ class _Unit(NamedTuple):
         padded = [shard.padded for shard in self.shards]
         if sum(padded) != buffer.numel():
             raise RuntimeError(
-                f"fsdp: {buffer.numel()} elements of gradients came where the parameters' shards have {sum(padded)}; "
+                f"fsdp: got {buffer.numel()} gradient elements, but the parameters' shards have {sum(padded)}; "
                 f"call register() again after freezing or unfreezing parameters, and give every parameter a gradient "
                 f"in each step"
             )
@@ -428,7 +428,7 @@ def _reduction(scheme: Scheme, averager: Averager) -> ReduceScatter:
         found = None
     if found is None:
         raise ValueError(
-            f"fsdp: inside=True needs payloads of known length that a worker can add up, which {scheme} has not; use "
-            f"QSGD, NUQSGD or EDEN without Elias coding"
+            f"fsdp: inside=True needs payloads of known length that a worker can add up, which {scheme} does not "
+            f"provide; use QSGD, NUQSGD or EDEN without Elias coding"
         )
     return found

@@ -284,7 +284,8 @@ def choose(
         has_nccl: returns whether collectives take GPU tensors; by default Horovod's build decides.
 
     Raises:
-        ValueError: Triton's kernels were requested by name, and the gradients are in host memory.
+        ValueError: Triton's kernels were requested by name, and the gradients are in host memory; or Triton's
+            interpreter is active, and they are on a GPU.
     """
     name, request = kernel_backends.requested(kernels)
     wants_triton = name == TRITON or (name == "auto" and device.type == "cuda" and _has_triton())
@@ -295,6 +296,11 @@ def choose(
             raise ValueError(
                 f"{request}: the gradients are in host memory, where Triton's kernels cannot run; use 'auto', or train "
                 f"on a GPU"
+            )
+        if device.type == "cuda" and triton.INTERPRETED:
+            raise ValueError(
+                f"TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')}: Triton's interpreter cannot read gradients on "
+                f"a GPU; unset it, or use kernels='native'"
             )
         return _device_memory(device, (has_nccl or _horovod_has_nccl)())
     return HostMemory(kernel_backends.get(kernels))

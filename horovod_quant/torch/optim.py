@@ -167,17 +167,17 @@ class BinSGDM(torch.optim.Optimizer):
         """Return the number of the parameter's next update, from 0.
 
         Raises:
-            ValueError: the parameter is not one of this optimizer's.
+            ValueError: the parameter does not belong to this optimizer.
         """
         if id(parameter) not in self._group_index:
-            raise ValueError("the parameter is not one of this optimizer's")
+            raise ValueError("the parameter does not belong to this optimizer")
         return int(self._create_state(parameter)["step"])
 
     def count_update(self, parameter: torch.Tensor) -> int:
         """Count one update of the parameter and return its number, from 0.
 
         Raises:
-            ValueError: the parameter is not one of this optimizer's.
+            ValueError: the parameter does not belong to this optimizer.
         """
         step = self.next_update(parameter)
         self.state[parameter]["step"] = step + 1
@@ -414,8 +414,8 @@ def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
 def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
     return (
         f"state_dict: its {where} have {', '.join(map(repr, found))}, but not {', '.join(map(repr, lacking))}: it is "
-        f"another optimizer's; use what the state_dict() of a BinSGDM returned, or load only the model and let this "
-        f"optimizer start afresh"
+        f"the state of another optimizer; use what the state_dict() of a BinSGDM returned, or load only the model "
+        f"and let this optimizer start afresh"
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from horovod_quant.torch.auto import Auto
 
 _PROGRESS = 20
-"""Steps of a trial between two lines of the log."""
+"""Steps of the trials between two lines of the log."""
 
 _MOST_UNKNOWN = 20
 _UNKNOWN = (

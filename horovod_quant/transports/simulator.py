@@ -1,6 +1,6 @@
 """Simulator of n workers: the reference of all transports.
 
-All workers are in one process. It is also a tool to study errors.
+All workers are in one process. It is also a tool to study the nmse of schemes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ CLAUSES = {
         "trains as well": "the float32 loss",
         "squared error is as expected": "squared errors below their bound",
         "√n× the range": "the range of sums",
-        "costs no accuracy": "no loss of accuracy by the √n",
+        "costs no accuracy": "√n× fewer non-zero integers without a larger squared error",
         "saving in bytes": "savings that grow as √n at equal squared error",
         "needs fewer bits than the max norm": "fewer bits with the l2 norm than with the max norm",
     },
@@ -74,7 +74,7 @@ CLAUSES = {
     },
     "emulated": {
         "steps are at least": "the speed-ups of the papers",
-        "hierarchical reduction": "a hierarchical reduction faster than the flat one",
+        "hierarchical reduction": "a hierarchical reduction of BinSGDM faster than its flat one",
     },
     "eden": {
         "matches its formula": "the nmse of the formula",

@@ -40,7 +40,7 @@ def test_the_answer_comes_first_then_the_table(capsys: pytest.CaptureFixture) ->
     assert title.startswith(
         "tiny: 0.1 million parameters in 23 gradients; 4 workers on 4 hosts; 100 Mbit/s, 50 us, gloo"
     )
-    columns = "method exchange hidden step speed-up to loss pays below MB sent levels nmse"
+    columns = "method communication hidden step speed-up to loss pays below MB sent levels nmse"
     assert table.splitlines()[0].split() == columns.split()
     assert table.splitlines()[1].split()[0] == methods.NONE
     assert 2 < len(table.splitlines()) <= 2 + FEW
@@ -212,7 +212,7 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
     assert (found["bandwidth_bytes_per_second"], found["latency_seconds"]) == pytest.approx((25e9 / 8, 50e-6))
     said = " ".join(found["assumptions"])
     for text in (
-        "Workers of a host exchange 240 GB/s with each other (--local-bandwidth).",
+        "The bandwidth between two workers of a host is 240 GB/s (--local-bandwidth).",
         "80% of 2,039 GB/s (--memory-bandwidth), or the share measured on an H200, and the host takes 105 us for each",
     ):
         assert text in said

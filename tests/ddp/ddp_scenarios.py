@@ -596,7 +596,9 @@ def an_error_before_the_thread_ends_all_workers() -> None:
         state._names.clear()
     text = f"rank {size() - 1}: RuntimeError: ddp: a gradient of shape"
     everybody_raises(
-        RuntimeError, "came for no parameter that the model had", lambda: net_loss(ddp, 0, rank()).backward()
+        RuntimeError,
+        "belongs to no parameter that the model had",
+        lambda: net_loss(ddp, 0, rank()).backward(),
     )
     everybody_raises(RuntimeError, text, lambda: net_loss(ddp, 1, rank()).backward())
 
@@ -667,7 +669,7 @@ def what_is_refused() -> None:
     refused("belongs to the optimizer hvq.optim.BinSGDM", hvq.BinSGDM())
     refused("is no compressor", "qsgd")
     refused("nmse_every=5 measures gradients of Horovod's optimizer", hvq.EDEN(nmse_every=5))
-    refused("process_set= is Horovod's", hvq.QSGD(process_set=mock.Mock(process_set_id=3)))
+    refused("process_set= is for training under Horovod", hvq.QSGD(process_set=mock.Mock(process_set_id=3)))
     refused(
         "workers cannot form nodes of 7",
         hvq.QSGD(hierarchical=7),

@@ -323,7 +323,7 @@ def a_parameter_frozen_on_one_worker_ends_all_workers() -> None:
         state = hvq.fsdp.register(model, hvq.QSGD(), **options)
         if rank() == size() - 1:
             model[2].weight.requires_grad_(False)
-        text = "elements of gradients came where the parameters' shards have"
+        text = "gradient elements, but the parameters' shards have"
         everybody_raises(RuntimeError, text, lambda: net_loss(model, 0, rank()).backward())  # noqa: B023
         everybody_raises(RuntimeError, f"rank {size() - 1}: RuntimeError: fsdp: ", state._guard.require_sound)
 

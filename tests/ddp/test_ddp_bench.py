@@ -101,7 +101,10 @@ def test_the_benchmark_of_exchanges_has_hooks_beside_a_backward_pass(tmp_path: P
     ("arguments", "message"),
     [
         (["--group-bytes", "5000"], "--group-bytes: with DDP its buckets are the groups; leave it out"),
-        (["--framework", "tensorflow"], "--transport ddp is PyTorch's; leave out --framework tensorflow"),
+        (
+            ["--framework", "tensorflow"],
+            "--transport ddp runs only with PyTorch; leave out --framework tensorflow",
+        ),
         (["--methods", "powersgd-9"], "powersgd-9"),
     ],
 )

@@ -94,9 +94,9 @@ def test_other_types_zeros_and_what_is_not_finite() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     words, _ = reference.encode_rotated_sum(np.ones(1025, np.float32), steps_of(1025, 1), 8, SIGNS, KEY)
     for kernels in (reference, native):
-        with pytest.raises(ValueError, match="^steps: 1 steps for 1025 elements; 2 are needed"):
+        with pytest.raises(ValueError, match="^steps: 1 step sizes for 1025 elements; 2 are needed"):
             kernels.encode_rotated_sum(np.ones(1025, np.float32), steps_of(5, 1), 8, SIGNS, KEY)
-        with pytest.raises(ValueError, match="^steps: 1 steps for 1025 elements; 2 are needed"):
+        with pytest.raises(ValueError, match="^steps: 1 step sizes for 1025 elements; 2 are needed"):
             kernels.decode_rotated_sum(words, steps_of(5, 1), 8, SIGNS, 1.0, np.empty(1025, np.float32))
         with pytest.raises(ValueError, match="^words: 287 words cannot hold 1056 digits of 8 bits"):
             kernels.rotated_sum_checks(words[1:], 8, 1025)

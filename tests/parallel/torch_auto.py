@@ -123,18 +123,18 @@ def auto_tries_all_and_all_choose_alike() -> None:
     ):
         auto = hvq.Auto(methods=METHODS)
         training = _Training(auto, model, **options)
-        assert str(auto.report()) == "trial: not begun"
+        assert str(auto.report()) == "tuning: not begun"
         with _short_trials(), _logged() as lines:
             count = _steps_of_a_trial()
             for step in range(count):
                 training.step(step, late=step % (hvd.size() + 1))
                 if 0 < step < count - 1:
                     steps = len(trial.timetable(1 + len(METHODS)))
-                    assert str(auto.report()) == f"trial: step {step} of {steps}"
+                    assert str(auto.report()) == f"tuning: step {step} of {steps}"
         report = auto.report()
         assert str(report).startswith(f"chose {report.method}: "), report
         if hvd.rank() == 0:
-            assert lines[0] == f"horovod_quant: Auto: trial: step 0 of {report.steps}"
+            assert lines[0] == f"horovod_quant: Auto: tuning: step 0 of {report.steps}"
             assert lines[-1] == f"horovod_quant: Auto {report}"
         else:
             assert not lines

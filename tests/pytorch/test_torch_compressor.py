@@ -121,9 +121,12 @@ def without(state: dict[str, Any], name: str) -> dict[str, Any]:
     [
         (
             lambda: stepped(torch.optim.Adam).state_dict(),
-            "'betas'.* not 'beta', 'seed': it is another optimizer's; use what the state_dict\\(\\) of a BinSGDM",
+            "'betas'.* not 'beta', 'seed': it is the state of another optimizer; use what the state_dict",
         ),
-        (lambda: stepped(torch.optim.SGD).state_dict(), "not 'beta', 'seed': it is another optimizer's"),
+        (
+            lambda: stepped(torch.optim.SGD).state_dict(),
+            "not 'beta', 'seed': it is the state of another optimizer",
+        ),
         (
             lambda: without(stepped(hvq.optim.BinSGDM).state_dict(), "scale"),
             "have 'step', 'momentum', but not 'scale'",

@@ -89,7 +89,7 @@ import os
 import torch
 from horovod_quant.torch import binsgdm, memory
 kernels = "auto" if "HOROVOD_QUANT_KERNELS" in os.environ else "triton"
-found = memory.choose(kernels, torch.device("cpu"))
+found = memory.choose(kernels, torch.device(os.environ.get("DEVICE", "cpu")))
 print(type(found).__name__, found.takes_tensors)
 """
 
@@ -100,6 +100,10 @@ print(type(found).__name__, found.takes_tensors)
         ({"TRITON_INTERPRET": "1"}, "DeviceMemory True"),
         ({"TRITON_INTERPRET": "1", memory.STAGING: "1"}, "DeviceMemory False"),
         ({}, "ValueError: kernels='triton': the gradients are in host memory"),
+        (
+            {"TRITON_INTERPRET": "1", "DEVICE": "cuda:0"},
+            "ValueError: TRITON_INTERPRET=1: Triton's interpreter cannot read gradients on a GPU",
+        ),
         (
             {"HOROVOD_QUANT_KERNELS": "triton"},
             "ValueError: HOROVOD_QUANT_KERNELS=triton: the gradients are in host memory",

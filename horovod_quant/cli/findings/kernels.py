@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from collections.abc import Mapping
@@ -44,13 +45,13 @@ def host_kernel_findings(wanted: str | None) -> list[Finding]:
         return [
             Finding(
                 PROBLEM,
-                f"{text}, but their bits differ from the reference's",
+                f"{text}, but not bit-identical to the reference",
                 "set HOROVOD_QUANT_KERNELS=numpy and report this",
             )
         ]
     if native_library.instruction_set() != native_library.available_instruction_sets()[-1]:
         return [Finding(WARNING, f"{text}, requested by HOROVOD_QUANT_ISA", "unset it to use the fastest")]
-    return [Finding(OK, f"{text}; same bits as the reference")]
+    return [Finding(OK, f"{text}; bit-identical to the reference")]
 
 
 def gpu_kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
@@ -60,11 +61,13 @@ def gpu_kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]
     if probe.version_of("triton") is None:
         text = "PyTorch's gradients on a GPU are copied to the host, quantized there, and copied back"
         return [Finding(WARNING, text, "pip install triton")]
-    return [
-        Finding(
-            OK, "PyTorch's gradients on a GPU are quantized there, by Triton's kernels; never on several GPUs"
-        )
-    ]
+    try:
+        importlib.import_module("horovod_quant.kernels.triton")
+    except ImportError as error:
+        text = f"PyTorch's gradients on a GPU are quantized on the host: {error}"
+        return [Finding(WARNING, text, "install a newer PyTorch, which brings a newer Triton")]
+    text = "PyTorch's gradients on a GPU are quantized there, by Triton's kernels; never on several GPUs"
+    return [Finding(OK, text)]
 
 
 def native_remedy() -> str:

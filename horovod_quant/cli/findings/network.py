@@ -30,7 +30,9 @@ def findings(facts: Mapping[str, Mapping[str, Any]], model: str | None) -> list[
     hosts = len({worker["host"] for worker in run["workers"]})
     measured = f"allreduces of {run['size']} workers on {hosts} host{'s' * (hosts > 1)} get {show_rate(rate)}"
     if hosts == 1:
-        return [Finding(NOTE, f"{measured} within it, which tells nothing of a network", BETWEEN_HOSTS)]
+        return [
+            Finding(NOTE, f"{measured} within the host, which says nothing about the network", BETWEEN_HOSTS)
+        ]
     gigabits, many = nearest(rate / GIGABIT, pays.GIGABITS), nearest(hosts, pays.HOSTS)
     found = [Finding(OK, f"{measured}; a small one takes {show_seconds(small)}")]
     for name in [model] if model in pays.JOBS else list(pays.JOBS):
