@@ -19,7 +19,7 @@ MOST_LINES = 200
 MOST_SECONDS = 60
 """For a build with its links; it takes 14 on 2 cores."""
 
-GENERATED, RECORD = "api", "changelog"
+GENERATED = "api"
 
 
 def source_of(page: str) -> Path:
@@ -29,7 +29,7 @@ def source_of(page: str) -> Path:
 
 def pages_of(*parts: str) -> dict[str, str]:
     """Of these parts of the site, and the first page, what a person has written, by name."""
-    names = [name for part in parts for name in documentation.PARTS[part] if name not in (GENERATED, RECORD)]
+    names = [name for part in parts for name in documentation.PARTS[part] if name != GENERATED]
     return {name: source_of(name).read_text() for name in ("index", *names)}
 
 
