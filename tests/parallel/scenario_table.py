@@ -214,7 +214,10 @@ TORCH = Table(
         Part(METHODS, ["workers_that_join", "training_goes_on_after_joining"]),
         Part([], ["auto_among_workers_that_join"]),
         Part(TORCH_VARIANTS, ["workers_that_join", "training_goes_on_after_joining"], extra=True),
-        Part(METHODS, ["process_set", "unnamed_beside_a_process_set"]),
+        Part(
+            METHODS,
+            ["process_set", "process_sets_train_different_models", "unnamed_beside_a_process_set"],
+        ),
         Part(["global-qsgd-rotated"], ["process_set"], extra=True),
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],

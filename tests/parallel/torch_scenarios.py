@@ -71,9 +71,10 @@ POISONED: list[Poison] = [
 
 
 def start() -> int:
-    """Two process sets fit every size tried here: one of the last rank alone, one of the first and the last."""
+    """Two process sets for every size tried here: the last rank, from 3 workers on with the first, and the others."""
     size = int(os.environ.get("HOROVOD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "0")))
-    SUBSET.append(hvd.ProcessSet([0, size - 1] if size > 2 else [size - 1]))
+    some = [0, size - 1] if size > 2 else [size - 1]
+    SUBSET.extend((hvd.ProcessSet(some), hvd.ProcessSet([rank for rank in range(size) if rank not in some])))
     hvd.init(process_sets=SUBSET)
     torch.set_num_threads(1)
     return hvd.rank()

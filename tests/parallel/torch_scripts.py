@@ -508,6 +508,40 @@ def unnamed_beside_a_process_set(make: Any) -> None:
         _operation("unnamed", "")
 
 
+@impatient
+def process_sets_train_different_models(make: Any) -> None:
+    """Two process sets have the same number of parameters, in other sizes or other groups, and one worker is late once.
+    After each step all workers average something without a name.
+    """
+    import torch_scenarios
+
+    first, second = torch_scenarios.SUBSET
+    process_set = first if first.included() else second
+    usual, small = (
+        net(),
+        torch.nn.Sequential(*(torch.nn.Linear(*sizes) for sizes in ((40, 9), (9, 9), (9, 30)))),
+    )
+    for model, group_bytes in ((usual, 32 << 20), (small, 32 << 20), (usual, 4096)):
+        own = copy.deepcopy(usual if process_set is first else model)
+        compressor = make(
+            process_set=process_set, group_bytes=32 << 20 if process_set is first else group_bytes
+        )
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, own.parameters()),
+            [(f"{process_set.ranks[0]}.{name}", each) for name, each in own.named_parameters()],
+            compression=compressor,
+            process_set=process_set,
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            if step == 2 and hvd.rank() == hvd.size() - 1:
+                time.sleep(0.2)
+            net_loss(own, step).backward()
+            optimizer.step()
+            _operation("unnamed", "")
+        assert_same_on_all_ranks(list(own.parameters()), "parameters", process_set)
+
+
 def shapes_that_differ(make: Any) -> None:
     """An error on every rank in the middle of exchanges; nothing of them meets those of the next model."""
     last = hvd.rank() == hvd.size() - 1
