@@ -296,7 +296,8 @@ class Averager:
         exchange = memory.begun(group.scheme, group.gradients, self.groups.workers)
         decoded = self.run(exchange, group.names, memory)
         with memory.working():
-            memory.write_all(decoded, 1.0 / int(decoded.active), group.destinations)
+            # All contribute; `decoded.active` would have to be read from a GPU.
+            memory.write_all(decoded, 1.0 / self.groups.workers.size, group.destinations)
         memory.hand_over()
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:

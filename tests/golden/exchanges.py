@@ -37,7 +37,10 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 def _gathered(
     kind: Any, bits: int, norm: str, size: int, coding: str, exchange: str, rounding: str
 ) -> Scheme:
-    return kind(bits=bits, norm=norm, bucket_size=size, coding=coding, exchange=exchange, rounding=rounding)
+    more = {"server_bits": None} if kind is NUQSGD else {}
+    return kind(
+        bits=bits, norm=norm, bucket_size=size, coding=coding, exchange=exchange, rounding=rounding, **more
+    )
 
 
 def _global(bits: int, norm: str, levels: str, size: int, rounding: str, rotate: bool = False) -> Scheme:
