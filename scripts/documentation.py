@@ -92,6 +92,7 @@ CONFIGURATION = {
     "html_static_path": "_static",
     "html_css_files": "site.css",
     "html_copy_source": "0",
+    "highlight_language": "text",
     "html_show_sphinx": "0",
     "html_show_copyright": "0",
     "autodoc_typehints": "none",

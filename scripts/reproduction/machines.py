@@ -191,20 +191,20 @@ def table(figures: dict[str, Any], model: str, rate: str) -> str:
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
-    cells = [
-        (model, rate) for model, rates in next(iter(figures["machines"].values())).items() for rate in rates
-    ]
+    rates = {model: list(own) for model, own in next(iter(figures["machines"].values())).items()}
+    cells = [(model, rate) for model, own in rates.items() for rate in own]
+    columns = max(map(len, rates.values()))
     figure, grid = plt.subplots(
-        1, len(cells), figsize=(11, 3.6), layout="constrained", sharey=True, squeeze=False
+        len(rates), columns, figsize=(9, 3.2 * len(rates)), layout="constrained", sharey=True, squeeze=False
     )
     height = 0.8 / len(figures["machines"])
-    for axes, (model, rate) in zip(grid[0], cells):
+    for axes, (model, rate) in zip(grid.flat, cells):
         for number, (name, own) in enumerate(figures["machines"].items()):
             ratios = [steps.speed_up(own[model][rate], method) for method in METHODS[1:]]
             places = [place + number * height for place in range(len(ratios))]
             axes.barh(places, ratios, height, label=MACHINES[name].title)
         axes.axvline(1, color="black", linewidth=1)
-        axes.set_title(f"{model} parameters,\n{transformer.rate_title(rate)}", fontsize="medium")
+        axes.set_title(f"{model} parameters, {transformer.rate_title(rate)}", fontsize="medium")
         axes.set_xlabel("speed-up over float32")
         axes.grid(axis="x", alpha=0.25)
     grid[0][0].set_yticks([place + height for place in range(len(METHODS) - 1)], map(written, METHODS[1:]))

@@ -234,31 +234,27 @@ def _best_final_loss(figures: dict[str, Any]) -> tuple[float, float]:
 
 
 def tables(figures: dict[str, Any]) -> str:
-    rows = []
+    variances, trainings = [], []
     for cell in figures["cells"]:
         for method in METHODS:
             key = _key(method, *cell)
             bound = _bound(method, *cell)
-            rows.append(
+            title = f"{_cell(*cell)}: {TITLES[method]}{'' if cell[0] == BITS else ' (extra)'}"
+            variances.append(
                 (
-                    f"{_cell(*cell)}: {TITLES[method]}{'' if cell[0] == BITS else ' (extra)'}",
+                    title,
                     common.spread([common.mean(run) for run in figures["variances"][key]]),
                     f"{common.mean(map(common.mean, figures['expected'][key])):.3g}",
                     f"{bound:.3g}" if bound else "none",
-                    *_training_columns(figures, key),
                 )
             )
-    rows.append(("float32", "0", "0", "", *_training_columns(figures, "none")))
-    header = (
-        "",
-        "variance",
-        "expected",
-        "bound",
-        *common.TRAINING_HEADER,
-        f"mean loss of each seed, learning rate {LARGER}",
-    )
+            trainings.append((title, *_training_columns(figures, key)))
+    trainings.append(("float32", *_training_columns(figures, "none")))
+    header = ("", *common.TRAINING_HEADER, f"mean loss of each seed, learning rate {LARGER}")
     best, plain = _best_final_loss(figures)
-    return common.table(header, rows) + (
+    return "\n\n".join(
+        (common.table(("", "variance", "expected", "bound"), variances), common.table(header, trainings))
+    ) + (
         f"\n\nThe final loss is {plain:.2g} with float32, and {best:.2g} with the best quantized training: the network "
         "has memorized the training images, so the order of the final losses says nothing about the methods."
     )
