@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="folder of the report (gpu-check)",
     )
     add("--wheels", type=Path, metavar="FOLDER", help="folder with Horovod's wheels: nccl/*.whl, built with NCCL, and "
-        "host/*.whl, built without; *.whl beside them are installed for both")  # fmt: skip
+        "host/*.whl, built without; *.whl beside them are what all parts need")  # fmt: skip
     add(
         "--cache",
         type=Path,
@@ -83,7 +83,8 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     try:
         runner = Runner(args.out, work, args.limit, args.rehearse, args.cache)
-        problem = machine.describe(runner)
+        problem = wheels.install_for_all(args.wheels, work / "all", runner.environment) if args.wheels else ""
+        problem = problem or machine.describe(runner)
         if problem:
             print(f"gpu-check: error: {problem}", file=sys.stderr)
             return 2

@@ -30,6 +30,11 @@ try:
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
 except Exception as error:
     found["problem"] = f"{type(error).__name__}: {error}"
+try:
+    from horovod_quant.kernels import native
+    found["native kernels"] = "there"
+except Exception as error:
+    found["native kernels"] = f"missing, which exchange needs: {error}"
 print(json.dumps(found))
 """
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,15 @@ def problem(folder: Path) -> str:
     return ""
 
 
+def install_for_all(folder: Path, target: Path, environment: MutableMapping[str, str]) -> str:
+    """Install the wheels in the folder itself for all steps; return the problem, or nothing."""
+    files = sorted(folder.glob("*.whl"))
+    if not files:
+        return ""
+    environment["PYTHONPATH"] += f"{os.pathsep}{target}"
+    return _install(files, target).problem
+
+
 def install(folder: Path | None, work: Path, machine: dict[str, Any]) -> Mapping[str, Horovod]:
     """Return the Horovod of each kind; problems also go into ``machine``."""
     if folder is None:
@@ -45,10 +55,7 @@ def install(folder: Path | None, work: Path, machine: dict[str, Any]) -> Mapping
         missing = "" if found.returncode == 0 else "no Horovod is installed, and --wheels was not given"
         machine["horovod"] = missing or f"{found.stdout.strip()}, the installed one"
         return dict.fromkeys(KINDS, Horovod(None, missing))
-    everywhere = sorted(folder.glob("*.whl"))
-    horovods = {
-        kind: _install([*everywhere, *sorted((folder / kind).glob("*.whl"))], work / kind) for kind in KINDS
-    }
+    horovods = {kind: _install(sorted((folder / kind).glob("*.whl")), work / kind) for kind in KINDS}
     machine["horovod"] = "; ".join(
         f"{kind}: {horovod.problem or next((folder / kind).glob('horovod-*.whl')).name}"
         for kind, horovod in horovods.items()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,31 @@ def test_a_run_that_is_stopped_leaves_its_report(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["stopped"] == "by SIGTERM"
     assert [part["state"] for part in report["parts"]] == ["cut off", *["not run"] * 4]
+
+
+def test_carried_wheels_are_there_for_all_steps(tmp_path: Path) -> None:
+    from gpu_checks import wheels
+
+    folder, target, environment = tmp_path / "wheels", tmp_path / "all", {"PYTHONPATH": "here"}
+    folder.mkdir()
+    assert wheels.install_for_all(folder, target, environment) == ""
+    assert environment == {"PYTHONPATH": "here"}
+    with zipfile.ZipFile(folder / "carried-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried.py", "")
+        wheel.writestr(
+            "carried-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carried\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            "carried-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("carried-1.0.dist-info/RECORD", "")
+    assert wheels.install_for_all(folder, target, environment) == ""
+    assert environment == {"PYTHONPATH": f"here{os.pathsep}{target}"}
+    assert (target / "carried.py").exists()
+    (folder / "broken-1.0-py3-none-any.whl").write_text("no archive")
+    assert "pip could not install broken-1.0" in wheels.install_for_all(
+        folder, tmp_path / "other", environment
+    )
 
 
 def test_scenarios_that_did_not_end_are_named(tmp_path: Path) -> None:
