@@ -186,6 +186,84 @@ def test_ddps_collectives_and_kernels_run_after_each_other(current: SimpleNamesp
     assert ordered == [True] * 4
 
 
+class OrderedMemory:
+    """Memory of a device whose kernels do nothing but note what they run after.
+
+    Attributes:
+        in_order: whether the kernels ran after what was launched on the caller's stream before.
+        written: the last kernel.
+    """
+
+    kernels, device = None, torch.device("cpu")
+
+    def __init__(self, computed: tuple[int, int]) -> None:
+        self._streams, self._computed = device._Streams(torch.device("cuda", 0)), computed
+        self.in_order: list[bool] = []
+        self.catch_up = self._streams.catch_up
+
+    def begun(self, *arguments: Any) -> Iterator[Any]:
+        self.in_order.append(self._streams.own.runs_after(self._computed))
+        yield from ()
+        return Decoded(2, print)
+
+    def resumed(self, exchange: Any, on_host: bool) -> Any:
+        return exchange
+
+    def working(self) -> Any:
+        return torch.cuda.stream(self._streams.own)
+
+    def taken(self, tensor: Any, destination: Any) -> Any:
+        return tensor
+
+    def array_of(self, destination: Any) -> Any:
+        return None
+
+    def write_all(self, *arguments: Any) -> None:
+        self.written = self._streams.own.launch()
+
+    def hand_over(self) -> None:
+        self._streams.hand_over([])
+
+
+def made_averager() -> Any:
+    averager = object.__new__(averaging.Averager)
+    averager._traffic = TrafficCounter()
+    averager.groups = SimpleNamespace(workers=Workers(0, 2))  # type: ignore[assignment]
+    return averager
+
+
+def test_ddps_kernels_run_between_the_gradients_and_what_follows(current: SimpleNamespace) -> None:
+    memory = OrderedMemory(current.stream.launch())
+    group = SimpleNamespace(
+        take=lambda tensors, memory: None, scheme=None, gradients=[], names=[], destinations=[]
+    )
+    made_averager()._exchange(group, [], memory)
+    assert memory.in_order == [True]
+    assert current.stream.runs_after(memory.written)
+
+
+def test_fsdps_kernels_run_between_the_gradients_and_what_follows(
+    current: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from horovod_quant.torch import fsdp
+
+    memory, averager = OrderedMemory(current.stream.launch()), made_averager()
+    monkeypatch.setattr(averager, "count", lambda bucket: None)
+    monkeypatch.setattr(averager, "memory", lambda device: memory)
+    monkeypatch.setattr(fsdp, "_destination", lambda tensor, memory: tensor)
+    hook = object.__new__(fsdp._IntraMesh)
+    hook._state = SimpleNamespace(_averager=averager)  # type: ignore[assignment]
+    hook._unit = SimpleNamespace(split=lambda flat: [flat])  # type: ignore[assignment]
+    hook._bucket = SimpleNamespace(  # type: ignore[assignment]
+        groups=[SimpleNamespace(indices=[0], gradients=[SimpleNamespace(step=0)], names=[])], rest=[]
+    )
+    hook._reductions = [SimpleNamespace(run=memory.begun)]  # type: ignore[list-item]
+    hook._gradients = [[SimpleNamespace(), SimpleNamespace()]]  # type: ignore[list-item]
+    hook._reduce(torch.zeros(2), torch.zeros(4), torch.distributed.ReduceOp.AVG)
+    assert memory.in_order == [True]
+    assert current.stream.runs_after(memory.written)
+
+
 def test_fsdps_buffers_are_kept_for_the_stream_of_the_hook(current: SimpleNamespace) -> None:
     """PyTorch casts them there after the hook, and has no other reference."""
     from horovod_quant.torch import fsdp
