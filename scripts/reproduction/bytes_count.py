@@ -381,6 +381,10 @@ def title(name: str) -> str:
     return TITLES.get(name) or f"{TITLES[curve_of(name)]}, DDP"
 
 
+def difference(figures: dict[str, Any], key: str) -> str:
+    return transformer.difference({"trainings": figures["losses"]}, key)
+
+
 def smoothed(losses: Sequence[float]) -> list[float]:
     """Return the moving average of losses over `WINDOW` steps."""
     window = min(WINDOW, len(losses))
@@ -491,11 +495,20 @@ def losses_table(figures: dict[str, Any]) -> str:
                 len(own["losses"]),
                 f"{len(own['losses'][0]):,}",
                 common.spread(own["validation_losses"], 4),
+                difference(figures, key) if key != "none" and "none" in figures["losses"] else "",
                 f"{own['bytes_per_step'] / 1e6:.2f}",
                 "" if "none" not in figures["losses"] else "never" if needed is None else f"{needed:.0f}",
             ]
         )
-    header = ["", "seeds", "steps", "validation loss", "MB sent per step", "steps to 1%"]
+    header = [
+        "",
+        "seeds",
+        "steps",
+        "validation loss",
+        "relative to float32",
+        "MB sent per step",
+        "steps to 1%",
+    ]
     rates = {TITLES[key]: best_rate(figures["tuned"], key) for key in ("none", BINSGDM)}
     chosen = ", ".join(f"{name}: {rate}" for name, rate in rates.items())
     return f"{common.table(header, rows)}\n\nLearning rates: {chosen}."

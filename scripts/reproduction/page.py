@@ -31,6 +31,9 @@ a slope, its standard error. A *speed-up* of N, or *N× faster*, means 1/N of th
 means 1/N of the amount."""
 
 
+UNDECIDED = "none yet: parts of the measurement are missing"
+
+
 def outcome(holds: bool) -> str:
     return "holds" if holds else "does not hold"
 
@@ -79,6 +82,8 @@ def _in_short(results: dict[str, dict[str, Any]], folder: str) -> str:
 def _counts(claim: str, figures: dict[str, Any]) -> str:
     """Return how many verdicts of each kind hold, and their clauses."""
     every = common.verdicts_of(claim, figures)
+    if not every:
+        return UNDECIDED
     counts = ", ".join(_count(*kind, [verdict.holds for verdict in own]) for kind, own in _by_kind(every))
     parts = [counts]
     for holds, beginning in ((True, "Holds"), (False, "Does not hold")):
@@ -148,7 +153,7 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         f"**Scale.** {module.SCALE[0].upper()}{module.SCALE[1:]}.",
         f"**Claim.** {module.CLAIM}",
         f"**Test.** {module.METHOD}",
-        "**Verdict.**\n\n" + "\n".join(verdicts),
+        "**Verdict.**\n\n" + "\n".join(verdicts) if verdicts else f"**Verdict.** {UNDECIDED.capitalize()}.",
         *([module.in_short(figures)] if hasattr(module, "in_short") else []),
         module.tables(figures),
         *plots,

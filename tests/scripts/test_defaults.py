@@ -14,7 +14,7 @@ from parallel.launching import ROOT
 sys.path.append(str(ROOT / "scripts"))
 
 import readme_picture
-from reproduction import binsgdm_tuning, common, eden, machines, running, seconds, transformer
+from reproduction import binsgdm_tuning, bytes_count, common, eden, machines, running, seconds, transformer
 
 from horovod_quant.autotune.candidates import bits_sent
 from horovod_quant.frontends import methods
@@ -85,22 +85,27 @@ def test_the_readme_shows_these_losses(begin: str, key: str, more: str) -> None:
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     losses = EDENS if key.startswith("eden") else FIGURES
     loss, _, _ = cells[2].partition(" (")
-    assert [loss, *cells[3:]] == [
+    assert [loss, cells[3]] == [
         transformer.difference(losses, key),
         transformer.difference(MORE, more) if more else "",
     ]  # after the traffic, see test_work.py
 
 
-def test_the_readme_shows_fp16() -> None:
-    trainings = figures_of("seconds")["rates"]
-    losses = [
-        f"{100 * (trainings[rate]['fp16']['validation_loss'] / trainings[rate]['none']['validation_loss'] - 1):+.2f}%"
-        for rate in ("1gbit", "100mbit")
-    ]
-    section = common.link("seconds", "docs/results/").partition("](")[2]
-    losses_of_two = f"[two single trainings]({section}: {', '.join(losses)}"
-    shown = f"| fp16 (`hvd.Compression.fp16`) | 2.0, 2.0, 2.0 | {losses_of_two} | |"
-    assert shown in (ROOT / "README.md").read_text().splitlines()
+def test_the_readme_shows_the_losses_of_a_larger_model() -> None:
+    counted = figures_of("bytes-count")
+    readme = (ROOT / "README.md").read_text()
+    for begin, key in (
+        ("fp16 (`hvd.Compression.fp16`)", "fp16"),
+        ("`GlobalQSGD()`", "global-qsgd-8"),
+        ("`QSGD()`", "qsgd-4"),
+        ("`EDEN()`", "eden-3"),
+    ):
+        assert len(counted["losses"][key]["losses"]) == 3
+        (line,) = (
+            line for line in readme.splitlines() if line.startswith(f"| {begin}") and line.count("|") == 6
+        )
+        assert line.endswith(f"| {bytes_count.difference(counted, key)} |")
+    assert common.link("bytes-count", "docs/results/").partition("](")[2] in readme
 
 
 def test_the_readme_compares_binsgdm_with_adam_in_the_same_number_of_steps() -> None:
