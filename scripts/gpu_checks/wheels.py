@@ -36,7 +36,11 @@ def problem(folder: Path) -> str:
 
 
 def install_for_all(folder: Path, target: Path, environment: MutableMapping[str, str]) -> str:
-    """Install the wheels in the folder itself for all steps; return the problem, or nothing."""
+    """Install the wheels in the folder itself for all steps.
+
+    Returns:
+        The problem, or nothing.
+    """
     files = sorted(folder.glob("*.whl"))
     if not files:
         return ""

@@ -19,8 +19,8 @@ The ratio of the float32 transfer to compute with accelerators is that of 8 host
 docs/pays.md: for N parameters a host sends 7 N bytes, and computes 6 N operations for each of 16,384 tokens with 40% of
 312e12 a second. N cancels out: 7.1.
 
-Estimates for two cores, from the time of a few steps: 8 trainings for the rates and 36 for the losses inside one
-process, two at a time, 3 minutes each and 6 for BinSGDM: one and a half hours; 6 trainings with PowerSGD half an hour;
+Estimates for two cores, from the time of a few steps: 8 trainings for the rates and 33 for the losses inside one
+process, two at a time, 3 minutes each, 5 with a quantizer, 8 with BinSGDM: two hours; 6 with PowerSGD half an hour;
 the steps in five places 45 minutes; the whole runs 45 minutes. Finished parts are cached, and parts can run one by one,
 in the order of `PARTS`, which is that of their dependencies: ``scripts/reproduce bytes-count --only PART ...``. Once
 there is a verdict, this section replaces `seconds`.
