@@ -382,8 +382,8 @@ class EDEN(Compressor):
             counts as 0. An element outside the range of float32 turns its bucket into NaN.
         server_bits: width of the reducers' codes. The nmse of the second rounding does not shrink with the number of
             workers. ``"auto"`` uses the fewest bits, at most 4, whose nmse is at most what remains of the workers' nmse
-            after averaging: 4 with ``bits=3``, of which ``server_bits=3`` sends 14% less, with 1.6× the nmse; with
-            ``bits=2`` 3 for up to 28 workers, then 4. An allgather has no second rounding.
+            after averaging: 4 with ``bits=3`` (``server_bits=3`` sends 14% less and has 1.6× the nmse); with ``bits=2``
+            3 for up to 28 workers, then 4. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
         nmse: instead of ``bits``, the largest acceptable nmse of the average, for uncorrelated gradients; the bits and
             the reduction with the fewest bytes follow. At least 0.0096, with a trellis 0.0067; 2× with an alltoall.

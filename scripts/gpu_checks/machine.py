@@ -34,7 +34,7 @@ try:
     from horovod_quant.kernels import native
     found["native kernels"] = "there"
 except Exception as error:
-    found["native kernels"] = f"missing, which a part needs: {error}"
+    found["native kernels"] = f"missing, which ranks with other kernels need: {error}"
 print(json.dumps(found))
 """
 

@@ -104,7 +104,7 @@ LITTLE = (
     "eden-trellis-1",
     "eden-1",
 )  # at most 2.1 bits on the reduce-scatter side, scales included
-ELSEWHERE = {
+SHOWN_ELSEWHERE = {
     **dict.fromkeys(("qsgdinf-4", "nuqsgd-4", "global-qsgd-8", "binsgdm"), "transformer"),
     "powersgd-2": "rivals",
 }
@@ -389,7 +389,7 @@ def _loss_table(figures: dict[str, Any]) -> str:
     rows = []
     for each in TRAININGS:
         training = figures["trainings"].get(each.key)
-        if training is None or each.key in ELSEWHERE:
+        if training is None or each.key in SHOWN_ELSEWHERE:
             continue
         seeds = len(training["validation_losses"])
         compared = each.key != "none" and "none" in figures["trainings"]
@@ -413,7 +413,9 @@ def _loss_table(figures: dict[str, Any]) -> str:
         note += " Trainings too close to their limits for three seeds have more."
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"
-    return "\n\n".join((common.table(header, rows), note, transformer.shown_elsewhere(TRAININGS, ELSEWHERE)))
+    return "\n\n".join(
+        (common.table(header, rows), note, transformer.shown_elsewhere(TRAININGS, SHOWN_ELSEWHERE))
+    )
 
 
 def _digits_table(figures: dict[str, Any]) -> str:
