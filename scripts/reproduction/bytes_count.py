@@ -6,9 +6,10 @@ The protocol was fixed before the first measurement:
    `TUNING_SEED`, which no other training has. All methods but BinSGDM use the rate of Adam.
 2. *Losses* do not depend on the link: `STEPS` steps with each method and seed, in one process with the arithmetic of
    the simulator; PowerSGD with PyTorch's hook and real workers. BinSGDM has twice the steps, as recommended.
-3. *Steps*: trials of `TURN` steps with each method in rounds, 30 steps of each after `WARM_UP` rounds, in one launch
-   between 4 hosts in each of `PLACES`: two rates, with all instructions of the processor and with AVX2 alone, and with
-   accelerators that sleep.
+3. *Steps*: trials of `TURN` steps with each method in rounds, 30 steps of each, between 4 hosts in each of `PLACES`:
+   two rates, with all instructions of the processor and with AVX2 alone, and with accelerators that sleep. Methods
+   under Horovod and those under DDP have separate launches, which alternate, `LAUNCHES` of each with `ROUNDS` rounds
+   after `WARM_UP`. (In one launch, as planned at first, Horovod's steps took ten times as long beside DDP's threads.)
 4. *Seconds*: the steps until the mean loss of the last `WINDOW` steps is within 1% of the final float32 loss (same
    seed, mean of the seeds), times the median step. Steps are measured under Horovod for methods under Horovod, and
    under DDP for hooks; the hooks of this package have the losses of the same method under Horovod.
@@ -61,7 +62,8 @@ METHOD = (
     "*Losses* do not depend on a link, and are computed once, with 3 seeds: all workers in one process, with the "
     "arithmetic of the simulator, bit-identical to real workers (PowerSGD: real workers with PyTorch's hook, after a "
     "tenth of the steps without it). *Steps* are real ones between 4 hosts of `scripts/lab` with one worker each, 30 "
-    "with every method in rounds: the median of the slowest worker. *Seconds* are the steps until the mean loss of the "
+    "with every method in rounds: the median of the slowest worker. Launches with Horovod's methods and with DDP's "
+    "alternate. *Seconds* are the steps until the mean loss of the "
     "last {window} is within 1% of the final float32 loss, times the median step; a whole run of the fastest method "
     "and of the best baseline at each rate checks the product. Learning rates are the best of {rates} for seed {seed}, "
     "for Adam with float32 and for BinSGDM, which has twice the steps. *Accelerators*: a sleep replaces compute, so "
@@ -76,7 +78,7 @@ MODEL = {"layers": 6, "width": 256, "heads": 4, "context": 64}
 ELEMENTS = 4_821_120
 STEPS, BATCH, WORKERS = 500, 8, 4
 RATES, TUNING_SEED = (0.0005, 0.001, 0.002, 0.004), 3
-TURN, WARM_UP, ROUNDS = 5, 1, 6
+TURN, WARM_UP, ROUNDS, LAUNCHES = 5, 1, 3, 2
 WINDOW = 50
 RATIO = 7 / 10e9 * 8 / (6 * 16_384 / (0.4 * 312e12))
 METHOD = METHOD.format(window=WINDOW, rates=", ".join(map(str, RATES)), seed=TUNING_SEED, ratio=RATIO)
@@ -85,7 +87,7 @@ BASELINES = ("none", "fp16", "ddp", "ddp-fp16", "ddp-bf16")
 POWERSGD = ("powersgd-2", "powersgd-4")
 OURS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2", "eden-3-trellis", "eden-2-trellis")
 HOOKS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2")  # of `OURS`, also measured under DDP
-BINSGDM, AUTO, ALONE = "binsgdm", "auto", "alone"
+BINSGDM, AUTO, ALONE, DDP_ALONE = "binsgdm", "auto", "alone", "ddp-alone"
 FACTOR = transformer.FACTOR
 
 SIMULATED = ("none", "fp16", "ddp-fp16", "ddp-bf16", *OURS, BINSGDM)
@@ -101,7 +103,7 @@ TITLES = {
     "none": "Horovod", "fp16": "Horovod, fp16", "ddp": "DDP", "ddp-fp16": "DDP, fp16", "ddp-bf16": "DDP, bf16",
     "powersgd-2": "PowerSGD, rank 2", "powersgd-4": "PowerSGD, rank 4",
     **{name: common.title(name, version=NAMES) for name in OURS},
-    BINSGDM: transformer.LONGER.title, AUTO: "Auto()", ALONE: "compute only",
+    BINSGDM: transformer.LONGER.title, AUTO: "Auto()",
 }  # fmt: skip
 
 
@@ -158,7 +160,7 @@ class Settings(NamedTuple):
         places: names from `PLACES` in which steps are measured.
         whole: those of them in which whole runs are made.
         workers: of every training, one per host except for `seconds.LOCAL`.
-        rounds: trials of each method.
+        rounds: trials of each method in a launch.
         processes: trainings at a time; None for the number of cores.
         only: names from `PARTS` to run; None for all in ``places``.
     """
@@ -280,14 +282,24 @@ def _needed(value: Any, kind: str) -> Any:
 
 
 def _measure(settings: Settings, figures: dict[str, Any], places: Iterable[str]) -> None:
-    rates = {"adam": RATES[0], BINSGDM: RATES[0]}  # times do not depend on them
     for place in places:
-        running.once(
-            _steps_kept_as(settings, place),
-            lambda place=place: launch(
-                settings, place, (ALONE, *MEASURED), rates, WARM_UP, settings.rounds, TURN
-            ),
-        )
+        running.once(_steps_kept_as(settings, place), lambda place=place: alternate(settings, place))
+
+
+def alternate(settings: Settings, place: str) -> dict[str, Any]:
+    """Measure steps in launches with Horovod and with DDP by turns."""
+    rates = {"adam": RATES[0], BINSGDM: RATES[0]}  # times do not depend on them
+    both = ([ALONE], [DDP_ALONE])
+    for name in MEASURED:
+        both[name.startswith("ddp")].append(name)
+    runs = [
+        launch(settings, place, names, rates, WARM_UP, settings.rounds, TURN) for names in both * LAUNCHES
+    ]
+    seconds: dict[str, list[float]] = {name: [] for names in both for name in names}
+    for run in runs:
+        for name, own in run["seconds"].items():
+            seconds[name] += own
+    return {"seconds": seconds, **{key: runs[0][key] for key in ("load", "kernels", "torch")}}
 
 
 def _train_as_a_whole(settings: Settings, figures: dict[str, Any], parts: Iterable[str]) -> None:
@@ -313,6 +325,7 @@ def _steps_kept_as(settings: Settings, place: str) -> str:
         settings.batch,
         settings.workers,
         settings.rounds,
+        LAUNCHES,
         list(PLACES[place]),
         MEASURED,
     ]
@@ -516,8 +529,8 @@ def losses_table(figures: dict[str, Any]) -> str:
 
 def ratio_of_computing(figures: dict[str, Any], place: str) -> str:
     where = PLACES[place]
-    computing = step_seconds(figures, place, ALONE)
-    text = f"A step without communication takes {1e3 * computing:.0f} ms"
+    computing, of_ddp = (step_seconds(figures, place, name) for name in (ALONE, DDP_ALONE))
+    text = f"A step without communication takes {1e3 * computing:.0f} ms ({1e3 * of_ddp:.0f} ms in DDP's launches)"
     if where.rate == seconds.LOCAL:
         return text + "."
     return (

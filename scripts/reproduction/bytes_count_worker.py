@@ -2,13 +2,15 @@
 
     horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python bytes_count_worker.py SETTINGS FILE
 
-SETTINGS is the JSON of `bytes_count.launch`; the figures go to FILE. A method whose name begins with ``ddp`` is a hook
-of DistributedDataParallel, from PyTorch or this package; the others run under Horovod.
+SETTINGS is the JSON of `bytes_count.launch`; the figures go to FILE. Methods whose names begin with ``ddp`` are hooks
+of DistributedDataParallel, from PyTorch or this package; the others run under Horovod. The methods of one launch are
+all of one kind, since the threads of the other library would slow them down.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,15 +19,15 @@ from typing import Any
 import eden_worker
 import horovod.torch as hvd
 import numpy as np
-import seconds_worker
 import torch
+import torch.distributed as dist
 from eden_worker import example, load_text
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
-from horovod_quant.bench import ddp_trial, torch_model
+from horovod_quant.bench import ddp_trial, torch_model, torch_trial
 from horovod_quant.frontends import methods
 
 ALONE, AUTO, DDP, POWERSGD = "alone", "auto", "ddp", "powersgd-"
@@ -53,23 +55,23 @@ class Trial:
     Args:
         name: of the method, `ALONE` or `AUTO`; beginning with `DDP` for a hook.
         settings: see the module.
+        workers: Horovod, or the process group with its interface.
         data: the text.
         gradients: of a model that sleeps.
     """
 
-    def __init__(self, name: str, settings: dict[str, Any], data: Any, gradients: Any) -> None:
+    def __init__(self, name: str, settings: dict[str, Any], workers: Any, data: Any, gradients: Any) -> None:
         self._given = gradients
-        self._context, self._sequences = settings["model"]["context"], settings["batch"] // hvd.size()
+        self._context, self._sequences = settings["model"]["context"], settings["batch"] // workers.size()
         self._text = torch.from_numpy(data.training)
-        self._sampling = torch.Generator().manual_seed(hvd.rank())  # seed 0, as in the example
+        self._sampling = torch.Generator().manual_seed(workers.rank())  # seed 0, as in the example
         torch.manual_seed(0)
         model: Any = example.CharTransformer(**settings["model"])
         if gradients is not None:
             model = Sleeping(gradients.shapes, settings["computing"])
         self._parameters = list(model.parameters())
         loss = model if gradients is not None else eden_worker.Loss(model)
-        is_ddp = name.partition("-")[0] == DDP
-        method = name[len(DDP) + 1 :] or methods.NONE if is_ddp else name
+        method = name[len(DDP) + 1 :] or methods.NONE if is_ddp(name) else name
         rate = settings["lr"]["binsgdm" if method == methods.BINSGDM else "adam"]
         if method == methods.BINSGDM:
             optimizer: Any = hvq.optim.BinSGDM(self._parameters, lr=rate, beta=0.9)
@@ -81,9 +83,11 @@ class Trial:
             optimizer.step()
         self._compression: Any = None
         self._synchronize = lambda: None
-        if is_ddp:
+        if method == ALONE:
+            pass
+        elif is_ddp(name):
             loss = with_hook(loss, method)
-        elif name != ALONE:
+        else:
             self._compression = hvq.Auto() if name == AUTO else methods.parse(method).compression(hvd, hvq)
             # Names per method: the same name with another shape would be a miss in Horovod's response cache.
             named = [(f"{name}: {key}", parameter) for key, parameter in model.named_parameters()]
@@ -134,51 +138,65 @@ def with_hook(loss: torch.nn.Module, method: str) -> DistributedDataParallel:
         if hook is not None:
             ddp.register_comm_hook(None, hook)
     else:
-        hvq.ddp.register(ddp, methods.parse(method).compression(hvd, hvq))
+        hvq.ddp.register(ddp, methods.parse(method).compression(None, hvq))
     return ddp
 
 
-def turn(trial: Trial, steps: int) -> list[tuple[float, float]]:
+def is_ddp(name: str) -> bool:
+    return name.partition("-")[0] == DDP
+
+
+def turn(trial: Trial, steps: int, door: Any) -> list[tuple[float, float]]:
     """Run a trial; return seconds (maximum) and loss (mean) of each step."""
-    hvd.allreduce(torch.zeros(1), name="together")
+    door.barrier()
     own = []
     for _ in range(steps):
         trial.prepare()
         begin = time.perf_counter()
         loss = trial.step()
         own.append((time.perf_counter() - begin, loss))
-    workers = np.array(hvd.allgather_object(own))
+    workers = door.allgather(np.array([own]), "figures")
     return list(zip(workers[:, :, 0].max(axis=0).tolist(), workers[:, :, 1].mean(axis=0).tolist()))
 
 
-def random_gradients(settings: dict[str, Any]) -> Any:
+def random_gradients(settings: dict[str, Any], rank: int) -> Any:
     """Return random gradients with the shapes of the transformer."""
     model = example.CharTransformer(**settings["model"])
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    rng = np.random.default_rng(hvd.rank())
+    rng = np.random.default_rng(rank)
     values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes.values()]
     return torch_model.Gradients(shapes, values)
 
 
+def connect(file: Path) -> None:
+    """Create PyTorch's process group of workers that horovodrun has started, without Horovod."""
+    rank, size = (int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE"))
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
+
+
 def main() -> None:
     settings, file = json.loads(sys.argv[1]), Path(sys.argv[2])
-    hvd.init()
     torch.set_num_threads(1)
-    if any(name.startswith(DDP) for name in settings["methods"]):
-        seconds_worker.connect()
+    door: Any = ddp_trial if is_ddp(settings["methods"][0]) else torch_trial
+    workers: Any = hvd
+    if door is ddp_trial:
+        connect(file.with_name("store"))
+        workers = ddp_trial.workers
+    else:
+        hvd.init()
     data = load_text()
-    gradients = random_gradients(settings) if settings["computing"] else None
-    trials = {name: Trial(name, settings, data, gradients) for name in settings["methods"]}
+    gradients = random_gradients(settings, workers.rank()) if settings["computing"] else None
+    trials = {name: Trial(name, settings, workers, data, gradients) for name in settings["methods"]}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in trials}
     order = list(trials)
     for number in range(-settings["warm_up"], settings["rounds"]):
         # A round has a trial of every method, so that all see the same state of the machine; the first one rotates.
         first = number % len(order)
         for name in order[first:] + order[:first]:
-            measured = turn(trials[name], settings["turn"])
+            measured = turn(trials[name], settings["turn"], door)
             if number >= 0:
                 found[name] += measured
-    if hvd.rank() == 0:
+    if workers.rank() == 0:
         figures = {
             "kernels": kernels.describe(),
             "torch": torch.backends.cpu.get_cpu_capability(),

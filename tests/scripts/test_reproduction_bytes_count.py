@@ -33,7 +33,10 @@ def launched(steps: dict[str, float], **others: Any) -> dict[str, Any]:
 
 def figures(ours: float, whole: float = 1.0, loss: float = 2.0) -> dict[str, Any]:
     """Made up: steps take a second, but those of EDEN so many, and its whole run so many times its product."""
-    steps = {**dict.fromkeys((bytes_count.ALONE, *bytes_count.MEASURED), 1.0), "ddp-bf16": 0.9}
+    steps = {
+        **dict.fromkeys((bytes_count.ALONE, bytes_count.DDP_ALONE, *bytes_count.MEASURED), 1.0),
+        "ddp-bf16": 0.9,
+    }
     steps["ddp-eden-3"] = ours
     curve = {"losses": [[2.0] * FLAT] * 3, "validation_losses": [2.0] * 3, "bytes_per_step": 1e6}
     curves: dict[str, Any] = dict.fromkeys(bytes_count.TRAINED, curve)
@@ -167,7 +170,11 @@ def test_simulated_losses_are_those_of_real_workers(method: str) -> None:
 def test_steps_and_whole_runs_are_measured() -> None:
     found = bytes_count.study(TINY)
     assert set(found["losses"]) == set(bytes_count.TRAINED)
-    assert set(found["steps"][seconds.LOCAL]["seconds"]) == {bytes_count.ALONE, *bytes_count.MEASURED}
+    assert set(found["steps"][seconds.LOCAL]["seconds"]) == {
+        bytes_count.ALONE,
+        bytes_count.DDP_ALONE,
+        *bytes_count.MEASURED,
+    }
     assert {run.partition("@")[0] for run in found["whole"]} == set(bytes_count.ROLES)
     assert bytes_count.study(TINY._replace(only=())) == found
     assert "### Whole runs" in bytes_count.tables(found)
