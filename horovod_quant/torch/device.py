@@ -11,7 +11,16 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.buffer_view import BufferView, as_array
-from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, with_explained_errors
+from horovod_quant.schemes.base import (
+    Allgather,
+    Allreduce,
+    Decoded,
+    Exchange,
+    Gradient,
+    Scheme,
+    Workers,
+    with_explained_errors,
+)
 from horovod_quant.torch.memory import BUFFER_VIEW_TYPES, Destination, Memory
 
 
@@ -57,6 +66,7 @@ class DeviceMemory(Memory):
         self.device = device
         self.takes_tensors = takes_tensors
         self._streams = _Streams(device) if device.type == "cuda" else None
+        self._compiled: set[tuple[Scheme, Workers]] = set()
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         if _is_plain(tensor, self.device):
@@ -119,8 +129,38 @@ class DeviceMemory(Memory):
             self._streams.own.wait_event(event)  # type: ignore[union-attr]
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
+        if self._streams is not None and (scheme, workers) not in self._compiled:
+            self._compiled.add((scheme, workers))
+            self.compile(scheme, gradients, workers)
         exchange = with_explained_errors(scheme, gradients, workers, self.kernels, "tensors of a GPU")
         return _of_one(exchange) if workers.size == 1 else exchange
+
+    def compile(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> None:
+        """Compile a reduction's kernels in parallel, for gradients of these types.
+
+        An error is left to the reduction.
+        """
+        from horovod_quant.kernels.triton.compiling import compile_kernels_of
+
+        with contextlib.suppress(Exception):
+            compile_kernels_of(lambda: self.rehearse(scheme, gradients, workers), str(scheme), self.device)
+
+    def rehearse(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> None:
+        """Run a reduction with arrays of the right sizes as what it receives.
+
+        Only for `compile_kernels_of`: kernels would overwrite the gradients.
+        """
+        with self.working():
+            exchange = scheme.begin(gradients, workers, self.kernels)
+            answer: Any = None
+            while True:
+                try:
+                    request: Any = exchange.send(answer)
+                except StopIteration as stop:
+                    decoded: Decoded = stop.value
+                    break
+                answer = _answer_of_right_sizes(request, workers)
+            decoded.decode(range(len(gradients)), 1.0, [gradient.buffer for gradient in gradients])
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         """Yield requests with tensors.
@@ -246,6 +286,17 @@ class _Streams:
         stream.wait_stream(self.own)
         for tensor in results:
             tensor.record_stream(stream)
+
+
+def _answer_of_right_sizes(request: Any, workers: Workers) -> Any:
+    array, count = request.array, workers.size_of(request.group)
+    if isinstance(request, Allreduce):
+        return array
+    if isinstance(request, Allgather):
+        lengths = request.lengths or [len(array)] * count
+    else:
+        lengths = [request.splits[workers.rank_in(request.group)]] * count
+    return [array.new_empty(length) for length in lengths]
 
 
 def _is_plain(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels.triton.table import SegmentTable
 
 from conformance.cases import BFLOAT16, KEY  # noqa: E402
-from conformance.exchanges import ON_DEVICES, assert_exchanges_conform  # noqa: E402
+from conformance.exchanges import ON_DEVICES, assert_exchanges_conform, exchanged, setting_of  # noqa: E402
 from conformance.refusals import REFUSED, assert_refused  # noqa: E402
 from conformance.suite import (  # noqa: E402
     Case,
@@ -59,6 +60,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from horovod_quant.kernels import reference  # noqa: E402
 from horovod_quant.kernels.keys import RngKey  # noqa: E402
+from horovod_quant.schemes.base import BinaryState, Gradient, Workers  # noqa: E402
+from horovod_quant.torch.device import DeviceMemory  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
@@ -157,6 +160,46 @@ FEW_EXCHANGES = [
 @pytest.mark.parametrize("name", by_default(FEW_EXCHANGES, ON_DEVICES))
 def test_whole_exchanges(name: str) -> None:
     assert_exchanges_conform(kernels, name, to_tensor, to_array)
+
+
+# ---- compilation before the first launch
+
+
+@pytest.mark.parametrize("name", by_default(FEW_EXCHANGES, ON_DEVICES))
+def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, launch = set(), launching.Kernel._launch
+
+    def noted(kernel: Any, jobs: Any, constants: Any, *uploaded: Any) -> None:
+        launched.add(launching.Variant(kernel, tuple(constants.items())))
+        launch(kernel, jobs, constants, *uploaded)
+
+    monkeypatch.setattr(launching.Kernel, "_launch", noted)
+    scheme, local_size, groups, states = setting_of(name)
+    memory, rehearsed = DeviceMemory(DEVICE, takes_tensors=True), set()
+    for rank, (own, own_states) in enumerate(zip(groups, states)):
+        tensors = list(map(to_tensor, own))
+        gradients = [
+            Gradient(tensor, RngKey(0, str(i)), 3, BinaryState(*map(to_tensor, state[:2]), state.beta))
+            for i, (tensor, state) in enumerate(zip(tensors, own_states))
+        ]
+        workers = Workers(rank, len(groups), local_size=local_size)
+        rehearsed |= {*launching.variants_of(partial(memory.rehearse, scheme, gradients, workers))}
+        for array, tensor in zip(own, tensors):
+            assert_same_bits(array, to_array(tensor), name)
+    assert not launched
+    exchanged(name, kernels, to_tensor, to_array)
+    assert launched == rehearsed
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs a replacement of Triton's driver, for compute capability 9.0")
+def test_kernels_are_compiled_in_parallel_and_kept_on_disk(tmp_path: Path) -> None:
+    program = [str(Path(__file__).with_name("triton_ahead.py"))]
+    for _ in range(2):  # the second time they are loaded
+        told = run_python(program, TRITON_CACHE_DIR=str(tmp_path)).stderr
+        assert re.search(
+            r"QSGD: 3 kernels compiled, or loaded from Triton's cache on disk, in \d+\.\d s", told
+        )
+        assert len(list(tmp_path.rglob("*.cubin"))) == 3
 
 
 # ---- many tensors, one launch

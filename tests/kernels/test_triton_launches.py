@@ -14,7 +14,7 @@ with pytest.MonkeyPatch.context() as at_import:
     if not torch.cuda.is_available():
         at_import.setenv("TRITON_INTERPRET", "1")
     pytest.importorskip("triton")
-    from horovod_quant.kernels.triton import direct, segment_kernels, segments, staging
+    from horovod_quant.kernels.triton import direct, staging
 
 GPU = torch.device("cuda", 0)
 
@@ -166,21 +166,3 @@ def test_the_host_waits_if_the_gpu_is_far_behind(slots: list[Slot], monkeypatch:
     for _ in range(5):
         staging.upload(TABLES, GPU, 0).release()
     assert len(slots) == 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="streams are numbers here")
-def test_each_stream_uploads_what_its_kernels_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    uploads: list[Any] = []
-    upload = staging.on_device
-    monkeypatch.setattr(
-        segment_kernels, "on_device", lambda array, device: uploads.append(array) or upload(array, device)
-    )
-    segment_kernels._flag_offsets.cache_clear()
-    payload, counts = torch.zeros(33, dtype=torch.int32), []
-    for stream in (1, 1, 2, 1):
-        monkeypatch.setattr(segment_kernels, "stream_of", lambda device: stream)  # noqa: B023
-        segments.decode_signs(payload, None, [0, 33], 1.0, [torch.empty(1024)])  # type: ignore[arg-type]
-        counts.append(len(uploads))
-    assert counts == [2, 2, 4, 4]
-    segment_kernels._flag_offsets.cache_clear()

@@ -13,7 +13,6 @@ from horovod_quant.kernels.layout import ROW, TILE
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
 from horovod_quant.kernels.triton.each import check_offsets, keys_and_starts, range_of
-from horovod_quant.kernels.triton.launching import run_call
 from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
 
 _KEY = Key(1, 2)
@@ -152,13 +151,16 @@ def decode_signs_each(
     magnitude: float,
     table: SegmentTable,
 ) -> None:
-    """Decode bits to plus or minus the magnitude.
+    """Decode bits to plus or minus the magnitude, and flagged tiles to NaN.
 
-    Gradient i's words begin at ``payload[words_at[i]]``.
+    Gradient i's words, and then those of its flags, begin at ``payload[words_at[i]]``.
     """
-    check_offsets("words", words_at, ROW * table.counts(TILE), len(payload))
+    counts = table.counts(TILE)
+    check_offsets("words", words_at, ROW * counts + -(-counts // ROW), len(payload))
+    source = typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at
     columns = {
-        "source": typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at,
+        "source": source,
+        "broken": source + _BYTES * ROW * counts,
         "target": table.addresses,
         "factor": float_entry(magnitude),
     }
@@ -166,39 +168,8 @@ def decode_signs_each(
         out = table.longest(group)[:1]
         (step,) = steps_of(
             ("signs", group[:2]),
-            lambda: functions.decode_signs(payload[:ROW], 1.0, out),  # noqa: B023
+            lambda: functions.decode_signs(payload[:ROW], 1.0, out, payload),  # noqa: B023
         )
         selected = {name: group.of(column) for name, column in columns.items()}
         launch(step, elements_of(table, group), selected, table.device, [range_of(payload)], [table.range],
                kept=(table, payload))  # fmt: skip
-
-
-def flags_in(
-    payload: torch.Tensor, tile_words: torch.Tensor, tile_bits: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Unpack tiles' flags from a payload, in order within the batch."""
-
-    def unpack() -> None:
-        torch.ne(payload[tile_words] & tile_bits, 0, out=out)
-
-    run_call(unpack, payload.device)
-
-
-def with_nan_tiles_each(broken: torch.Tensor, table: SegmentTable) -> None:
-    """Write NaN to the flagged tiles of all gradients.
-
-    The host does not read the concatenated flags.
-    """
-    counts = table.counts(TILE)
-    if len(broken) != counts.sum():
-        raise ValueError(f"broken: {len(broken)} flags of {counts.sum()} tiles")
-    columns = {"target": table.addresses, "broken": broken.data_ptr() + before(counts)}
-    for group in table.groups:
-        out = table.longest(group)[:1]
-        (step,) = steps_of(
-            ("nan tiles", group[:2]),
-            lambda: arrays.with_nan_tiles(out, broken),  # noqa: B023
-        )
-        selected = {name: group.of(column) for name, column in columns.items()}
-        launch(step, elements_of(table, group), selected, table.device, [range_of(broken)], [table.range],
-               kept=(table, broken))  # fmt: skip

@@ -450,10 +450,21 @@ def vote(
     return bits
 
 
-def decode_signs(words: torch.Tensor, magnitude: float, out: torch.Tensor) -> torch.Tensor:
+def decode_signs(
+    words: torch.Tensor, magnitude: float, out: torch.Tensor, flags: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Decode bits to plus or minus the magnitude, tiles with a flag in the words ``flags`` to NaN."""
     out = floats(out, "out")
     entries = {"source": codes_of(words, len(out), 1), "target": out, "factor": float_entry(magnitude)}
-    run(_decode_signs, Job(len(out), _ROWS * ROW, entries), **_shape(out), ROWS=_ROWS)
+    if flags is not None:
+        entries["broken"] = flags
+    run(
+        _decode_signs,
+        Job(len(out), _ROWS * ROW, entries),
+        **_shape(out),
+        ROWS=_ROWS,
+        FLAGS=flags is not None,
+    )
     return out
 
 

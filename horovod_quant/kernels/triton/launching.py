@@ -14,7 +14,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -34,14 +34,17 @@ __all__ = [
     "Job",
     "Kernel",
     "Launch",
+    "Variant",
     "batch",
     "capture",
+    "on",
     "on_device",
     "run",
     "run_call",
     "run_rows",
     "settle",
     "stream_of",
+    "variants_of",
 ]
 
 INTERPRETED = not isinstance(whole.copy_words, triton.runtime.JITFunction)
@@ -87,6 +90,29 @@ def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]
     finally:
         _open.captured = None
     return found
+
+
+class Variant(NamedTuple):
+    """A kernel with constants: what Triton compiles.
+
+    Attributes:
+        kernel: the kernel.
+        constants: pairs of names and values.
+    """
+
+    kernel: Kernel
+    constants: tuple[tuple[str, Any], ...]
+
+
+def variants_of(call: Callable[[], Any]) -> list[Variant]:
+    """Return the kernels that a call in this thread would launch; it launches none."""
+    found: dict[Variant, None] = {}
+    _open.variants = found
+    try:
+        call()
+    finally:
+        _open.variants = None
+    return list(found)
 
 
 def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
@@ -263,10 +289,15 @@ def launch_all(launches: Sequence[Launch]) -> None:
     """Launch in order, with one upload of all tables on a device."""
     if not launches:
         return
+    if getattr(_open, "variants", None) is not None:
+        for each in launches:
+            if not each.is_barrier:
+                each()
+        return
     device = launches[0].device
     collected = [each for each in launches if isinstance(each.launcher, Kernel) and each.device == device]
     uploaded = None
-    with _on(device):
+    with on(device):
         if collected:
             uploaded = staging.upload([each.table() for each in collected], device, stream_of(device))
             for number, each in enumerate(collected):
@@ -314,12 +345,16 @@ class Kernel:
         _kernels.append(self)
 
     def __call__(self, jobs: Launch | Sequence[Job], constants: Mapping[str, Any]) -> None:
+        variants = getattr(_open, "variants", None)
+        if variants is not None:
+            variants[Variant(self, tuple(constants.items()))] = None
+            return
         if not isinstance(jobs, Launch):
             jobs = Launch(self, constants, jobs[0].device, jobs)
         if jobs.uploaded is not None:
             self._launch(jobs, constants, *jobs.uploaded)
             return
-        with _on(jobs.device):
+        with on(jobs.device):
             uploaded = staging.upload([jobs.table()], jobs.device, stream_of(jobs.device))
             try:
                 self._launch(jobs, constants, uploaded, 0)
@@ -371,7 +406,8 @@ def stream_of(device: torch.device) -> int:
     return triton.runtime.driver.active.get_current_stream(device_index(device))
 
 
-def _on(device: torch.device) -> Any:
+def on(device: torch.device) -> Any:
+    """Return a context in which a GPU is the current one."""
     is_current = device.type != "cuda" or device_index(device) == torch.cuda.current_device()
     return _NO_CONTEXT if is_current else torch.cuda.device(device)
 

@@ -143,20 +143,27 @@ def _counted(ones, carry, PLACES: tl.constexpr):
 
 
 @triton.jit
-def decode_signs(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr):
-    """Write plus or minus the factor; ``ROWS`` rows of elements per program."""
+def decode_signs(
+    table, owners,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, FLAGS: tl.constexpr,
+):  # fmt: skip
+    """Write plus or minus the factor; ``ROWS`` rows of elements per program.
+
+    With ``FLAGS`` the tiles whose flag is set in the words ``BROKEN`` become NaN.
+    """
     row, block = row_and_block(table, owners)
     left = elements_left(row, block * (ROWS * ROW), ROWS * ROW)
     if left == ROWS * ROW:
-        _decode_signs(row, block, left, KIND, ALIGNED, ROWS, WHOLE=True)
+        _decode_signs(row, block, left, KIND, ALIGNED, ROWS, FLAGS, WHOLE=True)
     else:
-        _decode_signs(row, block, left, KIND, ALIGNED, ROWS, WHOLE=False)
+        _decode_signs(row, block, left, KIND, ALIGNED, ROWS, FLAGS, WHOLE=False)
 
 
 @triton.jit
 def _decode_signs(
-    row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr
-):
+    row, block, left,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, FLAGS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
     local_rows = tl.arange(0, ROWS)
     offsets = local_rows[:, None] * ROW + tl.arange(0, ROW)[None, :]
     inside = below(offsets, left, WHOLE)
@@ -166,6 +173,11 @@ def _decode_signs(
     bits = (tl.load(words + at, mask=inside, other=0) >> (number & 31).to(tl.uint32)[:, None]) & 1
     magnitude = tl.load(row + FACTOR).to(tl.uint32)
     values = (magnitude ^ ((bits ^ 1) << 31)).to(tl.float32, bitcast=True)  # -0 is not 0 - 0
+    if FLAGS:
+        flags = tl.load(row + BROKEN).to(tl.pointer_type(tl.uint32))
+        used = below(local_rows * ROW, left, WHOLE)
+        flagged = tl.load(flags + (number >> 10), mask=used, other=0) >> ((number >> 5) & 31).to(tl.uint32)
+        values = tl.where((flagged & 1)[:, None] != 0, float("nan"), values)
     target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + block * (ROWS * ROW)
     write(target, offsets, values, inside, KIND)
 

@@ -8,18 +8,17 @@ then codes, then scales.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Callable
 
 import numpy as np
 import torch
 
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, sum_words
-from horovod_quant.kernels.segment_offsets import code_offsets, flag_offsets, keys_of_batch, rotated_offsets
+from horovod_quant.kernels.segment_offsets import code_offsets, keys_of_batch, rotated_offsets
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels, split_points
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
-from horovod_quant.kernels.triton.launching import batch, on_device, stream_of
+from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import SegmentTable, before, counts_of
 
 
@@ -257,14 +256,8 @@ class TritonSegments(SegmentKernels):
     ) -> Sequence[Any]:
         """Write plus or minus the factor, and NaN to the flagged tiles."""
         table = SegmentTable(outs, "out")
-        words_at, tile_words, tile_bits = _flag_offsets(
-            tuple(at), table.elements, payload.device, stream_of(payload.device)
-        )
-        flags = torch.empty(len(tile_words), dtype=torch.bool, device=payload.device)
         with batch():
-            each_bits.flags_in(payload, tile_words, tile_bits, flags)
-            each_bits.decode_signs_each(payload, words_at, factor, table)
-            each_bits.with_nan_tiles_each(flags, table)
+            each_bits.decode_signs_each(payload, np.array(at, np.int64)[: len(table)], factor, table)
         return outs
 
 
@@ -272,12 +265,3 @@ def _table(segments: Batch) -> SegmentTable:
     if segments.table is None:
         segments.table = SegmentTable(segments.values)
     return segments.table
-
-
-@lru_cache(maxsize=256)
-def _flag_offsets(
-    at: tuple[int, ...], elements: tuple[int, ...], device: torch.device, stream: int
-) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """Return `flag_offsets` on the device, for kernels of the current stream."""
-    first, words, bits = flag_offsets(at, elements)
-    return first, on_device(words, device), on_device(bits, device)

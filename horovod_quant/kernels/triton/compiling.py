@@ -1,0 +1,47 @@
+"""Kernels of a reduction, compiled in parallel before the first one is launched.
+
+Triton compiles a kernel when it is first launched: a training's first step would wait for one after another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
+
+import torch
+
+from horovod_quant.kernels import notices
+from horovod_quant.kernels.triton import launching
+
+
+def compile_kernels_of(call: Callable[[], Any], name: str, device: torch.device) -> None:
+    """Compile the kernels that a call would launch, instead of launching them.
+
+    Triton also keeps them on disk, for later processes.
+
+    Args:
+        call: launches kernels, and reads none of their results on the host.
+        name: for the log.
+        device: the GPU.
+    """
+    from triton.runtime.jit import MockTensor
+
+    table, owners = MockTensor(torch.int64), MockTensor(torch.int32)
+
+    def compile_variant(variant: launching.Variant) -> None:
+        with launching.on(device):  # the current device is each thread's own
+            kernel = variant.kernel
+            kernel.function.warmup(table, owners, grid=(1,), **dict(variant.constants), **kernel.options)
+
+    begin = time.perf_counter()
+    variants = launching.variants_of(call)
+    launching.fix_cache_keys()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(compile_variant, variants))
+    notices.log(
+        logging.INFO, "horovod_quant: %s: %d kernels compiled, or loaded from Triton's cache on disk, in %.1f s",
+        name, len(variants), time.perf_counter() - begin,
+    )  # fmt: skip
