@@ -15,7 +15,6 @@ from horovod_quant.kernels.triton import one_bit, whole
 from horovod_quant.kernels.triton.arguments import (
     KINDS,
     TYPES,
-    aligned,
     as_tensor,
     current_device,
     float_entry,
@@ -116,7 +115,7 @@ def with_nan_tiles(values: torch.Tensor, broken: torch.Tensor) -> torch.Tensor:
     """Write NaN to the marked tiles of 1,024 elements, and return ``values``."""
     values, broken = floats(values, "values"), typed(broken, torch.bool, "broken")
     job = Job(len(values), TILE, {"target": values, "broken": broken})
-    run(_write_nan_tiles, job, KIND=KINDS[values.dtype], ALIGNED=aligned(values))
+    run(_write_nan_tiles, job, KIND=KINDS[values.dtype])
     return values
 
 
@@ -195,5 +194,5 @@ _COPY_CONSTANTS = {"COUNT": _COUNT}
 def _converted(x: torch.Tensor, factor: float, out: torch.Tensor) -> torch.Tensor:
     job = Job(len(x), _COUNT, {"source": x, "target": out, "factor": float_entry(factor)})
     kinds = {"KIND": KINDS[x.dtype], "TARGET_KIND": KINDS[out.dtype]}
-    run(_convert, job, **kinds, ALIGNED=aligned(x, out), COUNT=_COUNT)
+    run(_convert, job, **kinds, COUNT=_COUNT)
     return out

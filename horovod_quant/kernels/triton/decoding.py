@@ -27,7 +27,7 @@ _UNROLLED = tl.constexpr(8)  # workers whose words are loaded before the first i
 @triton.jit
 def decode_sum(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
+    KIND: tl.constexpr, BUCKET: tl.constexpr,
     LEVELS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Decode sums of signed digits of ``WIDTH`` bits.
@@ -43,7 +43,7 @@ def decode_sum(
     scales = _scales(norms, first, left, float_bits(tl.load(row + FACTOR)), BUCKET, LEVELS, TILES, SIZE)
     source = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32)) + block * (COUNT // (32 // WIDTH))
     digits = _read_sum(source, left, BIAS, WIDTH, TILES).to(tl.int32) - 2 ** (WIDTH - 1)
-    target = float_pointer(tl.load(row + TARGET), KIND, False) + first
+    target = float_pointer(tl.load(row + TARGET), KIND) + first
     write_tiles(target, digits.to(tl.float32) * scales, left, KIND, TILES, SIZE)
 
 
@@ -73,7 +73,7 @@ def _read_sum(source, left, BIAS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.c
 @triton.jit
 def decode_codes(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    KIND: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
     LEVELS: tl.constexpr, BITS: tl.constexpr, WORKERS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Decode the sum of the workers' codes, each with that worker's norms.
@@ -94,7 +94,7 @@ def decode_codes(
         for worker in range(1, WORKERS):
             pair = pointers + 2 * worker
             totals += _workers_values(pair, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
-    target = float_pointer(tl.load(row + TARGET), KIND, False) + block * COUNT
+    target = float_pointer(tl.load(row + TARGET), KIND) + block * COUNT
     write_tiles(target, totals, left, KIND, TILES)
 
 

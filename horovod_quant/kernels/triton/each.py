@@ -91,7 +91,7 @@ def _norms_each(function, table, bucket_size, dtype, out, at):
     at = before(counts) if at is None else at
     check_offsets("norms", at, counts, len(out))
     targets = out.data_ptr() + out.element_size() * at
-    for group in table.groups:
+    for group in table.aligned_groups:
         longest = table.longest(group)
         # All tensors longer than a bucket use the same kernel; see `functions._norm_bucket_size`.
         size = min(max(len(longest), TILE) - 1, bucket_size).bit_length()

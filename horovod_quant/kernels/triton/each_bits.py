@@ -53,7 +53,7 @@ def binarize_each(
         "second_factor": (1.0 - given).astype(np.float32).view(np.int32),
         **keys_and_starts(keys, starts, len(table)),
     }
-    for group in table.groups:
+    for group in table.aligned_groups:
         states_aligned = not ((group.of(m.addresses) | group.of(b.addresses)) & _VECTOR).any()
         x = table.longest(group)[:1]
         state = x.new_empty(2, dtype=torch.float32)
@@ -164,7 +164,7 @@ def decode_signs_each(
         "target": table.addresses,
         "factor": float_entry(magnitude),
     }
-    for group in table.groups:
+    for group in table.aligned_groups:
         out = table.longest(group)[:1]
         (step,) = steps_of(
             ("signs", group[:2]),

@@ -69,7 +69,7 @@ def below(numbers, left, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def float_pointer(address, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+def float_pointer(address, KIND: tl.constexpr, ALIGNED: tl.constexpr = False):
     """Return a pointer to a tensor of a floating-point type.
 
     The short types are read as their bits.

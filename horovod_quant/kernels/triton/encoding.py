@@ -34,7 +34,7 @@ from horovod_quant.kernels.triton.tiles import (
 @triton.jit
 def encode_sum(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
+    KIND: tl.constexpr, BUCKET: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Round to uniform levels, as signed digits to be added.
@@ -48,7 +48,7 @@ def encode_sum(
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
     SIZE: tl.constexpr = WORDS * FIELDS * ROW
     first = block * COUNT
-    source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
+    source = float_pointer(tl.load(row + SOURCE), KIND) + first
     x = read_tiles(source, left, KIND, TILES, VALUES=True, SIZE=SIZE)
     inverse = _inverses(row, first, left, BUCKET, LIMIT, TILES, SIZE)
     random = hash32(tiles_offsets(TILES, SIZE) + rows_offsets(), *hash_key(row, first))
@@ -84,7 +84,7 @@ def _write_sum(target, digits, left, WIDTH: tl.constexpr, TILES: tl.constexpr):
 @triton.jit
 def encode_codes(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    KIND: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Round to uniform or exponential levels, as sign-and-magnitude codes.
@@ -95,7 +95,7 @@ def encode_codes(
     row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     first = block * COUNT
-    source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
+    source = float_pointer(tl.load(row + SOURCE), KIND) + first
     x = read_tiles(source, left, KIND, TILES, VALUES=not EXPONENTIAL)
     inverse = _inverses(row, first, left, BUCKET, LIMIT, TILES)
     random = hash32(tiles_offsets(TILES) + rows_offsets(), *hash_key(row, first))

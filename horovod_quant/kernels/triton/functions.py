@@ -139,7 +139,7 @@ def clip(x: torch.Tensor, most: float) -> torch.Tensor:
     out = arrays.empty(len(x))
     norm = arrays.norms_of_square_sums(_in_a_tree(sums))
     entries = {"source": x, "norms": norm, "target": out, "factor": float_entry(most)}
-    run(_shorten, Job(len(x), TILE, entries), KIND=KINDS[x.dtype], ALIGNED=aligned(x, out), COUNT=TILE)
+    run(_shorten, Job(len(x), TILE, entries), KIND=KINDS[x.dtype], COUNT=TILE)
     return out
 
 
@@ -243,7 +243,7 @@ def encode_uniform_sum(
         _encoding_job(
             x, norms, bucket_size, key, start, words, _SUM_TILES * words_of_a_tile(width) * (32 // width)
         ),
-        **_shape(x),
+        KIND=KINDS[x.dtype],
         **_rounding(levels),
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         WIDTH=width,
@@ -286,7 +286,7 @@ def _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding):
     run(
         _encode_codes,
         _encoding_job(x, norms, bucket_size, key, start, words, _CODE_TILES * 32),
-        **_shape(x),
+        KIND=KINDS[x.dtype],
         **rounding,
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
@@ -336,7 +336,7 @@ def decode_uniform_sum(
     run(
         _decode_sum,
         Job(len(out), _SUM_TILES * words_of_a_tile(width) * (32 // width) * ROW, entries),
-        **_shape(out),
+        KIND=KINDS[out.dtype],
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         LEVELS=float(levels),
         WIDTH=width,
@@ -387,7 +387,7 @@ def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
         Job(
             len(out), _DECODED_TILES * TILE, {"target": out, "factor": float_entry(factor)}, pointers=pointers
         ),
-        **_shape(out),
+        KIND=KINDS[out.dtype],
         **constants,
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,

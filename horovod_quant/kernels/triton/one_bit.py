@@ -183,14 +183,14 @@ def _decode_signs(
 
 
 @triton.jit
-def write_nan_tiles(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+def write_nan_tiles(table, owners, KIND: tl.constexpr):
     """Write NaN to a tile flagged as non-finite; one tile per program."""
     row, block = row_and_block(table, owners)
     first = block * TILE
     left = elements_left(row, first, TILE)
     broken = tl.load(tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block) != 0
     offsets = tl.arange(0, TILE)
-    target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first
+    target = float_pointer(tl.load(row + TARGET), KIND) + first
     write(target, offsets, tl.full([TILE], float("nan"), tl.float32), (offsets < left) & broken, KIND)
 
 

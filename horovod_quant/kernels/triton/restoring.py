@@ -36,7 +36,7 @@ KEY_ENTRIES = tl.constexpr(6)
 @triton.jit
 def add_rotated(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TRELLIS: tl.constexpr, WORKERS: tl.constexpr,
+    KIND: tl.constexpr, BITS: tl.constexpr, TRELLIS: tl.constexpr, WORKERS: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
     """Decode the sum of the workers' elements; ``TILES`` tiles per program.
@@ -54,7 +54,7 @@ def add_rotated(
     for worker in range(WORKERS):
         pointer = pointers + (2 + KEY_ENTRIES) * worker
         totals = totals + _workers_values(pointer, index, block, left, factor, BITS, TRELLIS, TILES)
-    target = float_pointer(tl.load(row + TARGET), KIND, False) + first
+    target = float_pointer(tl.load(row + TARGET), KIND) + first
     write_tiles(target, totals, left, KIND, TILES)
 
 

@@ -13,7 +13,6 @@ from horovod_quant.kernels.rotation import check_bits, check_scales, check_worke
 from horovod_quant.kernels.triton import restoring, rotation
 from horovod_quant.kernels.triton.arguments import (
     KINDS,
-    aligned,
     as_tensor,
     codes_of,
     float_entry,
@@ -82,7 +81,6 @@ def encode_rotated(
         _encode_rotated,
         Job(len(x), IN_REGISTERS * TILE, entries, ("target", "scale"), _entries_of(key)),
         KIND=KINDS[x.dtype],
-        ALIGNED=aligned(x),
         BITS=bits,
         TILES=IN_REGISTERS,
     )
@@ -105,7 +103,6 @@ def _encode_to_trellis(
         _rotate,
         Job(len(x), IN_REGISTERS * TILE, entries, ("target", "norms", "squares"), _entries_of(key)),
         KIND=KINDS[x.dtype],
-        ALIGNED=aligned(x),
         TILES=IN_REGISTERS,
     )
     entries = {"source": z, "norms": units, "squares": squares, "target": words, "scale": scales}
@@ -153,7 +150,6 @@ def add_rotated(
         _add_rotated,
         Job(len(out), IN_REGISTERS * TILE, entries, pointers=pointers),
         KIND=KINDS[out.dtype],
-        ALIGNED=aligned(out),
         BITS=bits,
         TRELLIS=trellis,
         WORKERS=len(words),

@@ -56,9 +56,7 @@ def _threshold(bits, i):
 
 
 @triton.jit
-def encode_rotated(
-    table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr
-):
+def encode_rotated(table, owners, KIND: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr):
     """Encode packed codes and the buckets' scales; ``TILES`` buckets per program.
 
     The list of pointers has the key.
@@ -137,7 +135,7 @@ def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
     are zeros, as those of a bucket that counts as zeros.
     """
     first = block * (TILES * TILE)
-    source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
+    source = float_pointer(tl.load(row + SOURCE), KIND) + first
     x = read_tiles(source, left, KIND, TILES, VALUES=True)
     maxima = tl.max(tl.max(x.to(tl.int32, bitcast=True) & ABS, axis=1), axis=1)[:, None]
     usable = (maxima >= _MIN_NORM_BITS) & (maxima < INF_BITS)
@@ -165,7 +163,7 @@ def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
 
 
 @triton.jit
-def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr):
+def rotate(table, owners, KIND: tl.constexpr, TILES: tl.constexpr):
     """Compute coordinates, and each bucket's sum of squares and unit of thresholds.
 
     ``TILES`` per program. The list of pointers has the key.

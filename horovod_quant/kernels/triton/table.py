@@ -29,11 +29,11 @@ Step = tuple[Kernel, int, Mapping[str, Any], frozenset]
 
 
 class Group(NamedTuple):
-    """Tensors of a table with one type and alignment, for one launch.
+    """Tensors of a table with one type, and for some kernels one alignment, for one launch.
 
     Attributes:
         kind: the type.
-        aligned: True if all begin at multiples of 16 bytes.
+        aligned: True only if all begin at multiples of 16 bytes.
         which: numbers of the tensors; None for all.
     """
 
@@ -51,7 +51,8 @@ class SegmentTable:
     Attributes:
         addresses, lengths: int64 arrays.
         elements: the lengths as a tuple.
-        groups: the tensors by type and alignment.
+        groups: the tensors by type.
+        aligned_groups: the tensors by type and alignment, for kernels that load or store vectors.
         device: the tensors' device.
     """
 
@@ -69,12 +70,17 @@ class SegmentTable:
             self.elements = tuple([each.numel() for each in plain])
         self.addresses = np.array(addresses, np.int64)
         self.lengths = np.array(self.elements, np.int64)
-        groups = _groups(kinds, self.addresses)
-        self.groups = [group for group in groups if group.of(self.lengths).any()]
-        widths: Any = (
-            [_BYTES[kind] for kind in kinds] if len(groups) > 1 else [_BYTES[kinds[0]]] if kinds else 1
-        )
-        self.sizes = self.lengths * np.array(widths, np.int64)
+        self.aligned_groups = self._filled(_groups(kinds, self.addresses & _VECTOR))
+        self.groups = self.aligned_groups
+        if len(self.groups) > 1:
+            self.groups = self._filled(_groups(kinds, np.ones_like(self.addresses)))
+        widths = [_BYTES[group.kind] for group in self.groups]  # tensors without elements need none
+        if len(widths) > 1:
+            widths = [_BYTES[kind] for kind in kinds]
+        self.sizes = self.lengths * np.array(widths or 1, np.int64)
+
+    def _filled(self, groups: Sequence[Group]) -> list[Group]:
+        return [group for group in groups if group.of(self.lengths).any()]
 
     def _inspected(self, tensors: Sequence[Any]) -> tuple[list[int], list[str]]:
         if not all(isinstance(each, torch.Tensor) for each in tensors):
@@ -127,10 +133,9 @@ def table_of(outs: Sequence[Any], table: SegmentTable | None) -> SegmentTable:
     return SegmentTable(outs, "out")
 
 
-def _groups(kinds: Sequence[str], addresses: np.ndarray) -> list[Group]:
+def _groups(kinds: Sequence[str], unaligned: np.ndarray) -> list[Group]:
     if not kinds:
         return []
-    unaligned = addresses & _VECTOR
     if kinds.count(kinds[0]) == len(kinds):
         if not unaligned.any():
             return [Group(kinds[0], True, None)]

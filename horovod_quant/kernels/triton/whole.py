@@ -54,7 +54,7 @@ def write_word(table, owners):
 @triton.jit
 def convert(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, TARGET_KIND: tl.constexpr, COUNT: tl.constexpr,
+    KIND: tl.constexpr, TARGET_KIND: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Convert elements to another type, by float32 times a factor.
 
@@ -64,15 +64,15 @@ def convert(
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
-    x = read(float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first, offsets, offsets < left, KIND)
-    target = float_pointer(tl.load(row + TARGET), TARGET_KIND, ALIGNED) + first
+    x = read(float_pointer(tl.load(row + SOURCE), KIND) + first, offsets, offsets < left, KIND)
+    target = float_pointer(tl.load(row + TARGET), TARGET_KIND) + first
     write(target, offsets, x * float_bits(tl.load(row + FACTOR)), offsets < left, TARGET_KIND)
 
 
 @triton.jit
 def shorten(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, COUNT: tl.constexpr,
+    KIND: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Scale elements in float32 down to a maximum norm.
 
@@ -82,12 +82,12 @@ def shorten(
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
-    x = read(float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first, offsets, offsets < left, KIND)
+    x = read(float_pointer(tl.load(row + SOURCE), KIND) + first, offsets, offsets < left, KIND)
     norm = tl.load(tl.load(row + NORMS).to(tl.pointer_type(tl.float32)))
     most = float_bits(tl.load(row + FACTOR))
     too_long = (most < norm) & (norm < float("inf"))
     factor = tl.where(too_long, tl.div_rn(most, tl.where(too_long, norm, 1.0)), 1.0)
-    target = float_pointer(tl.load(row + TARGET), "float32", ALIGNED) + first
+    target = float_pointer(tl.load(row + TARGET), "float32") + first
     write(target, offsets, x * factor, offsets < left, "float32")
 
 
