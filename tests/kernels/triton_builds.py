@@ -80,27 +80,16 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 
 def call_everything() -> None:
-    """Calls each function; what reads and writes elements, for each type of them."""
-    x, out = torch.ones(ELEMENTS), torch.zeros(ELEMENTS)
-    norms = kernels.bucket_maxima(x, BUCKET)
-    kernels.bucket_square_sums(x, BUCKET)
-    kernels.bucket_sums(x, BUCKET)
-    kernels.bucket_magnitude_sums(x, BUCKET)
-    words = kernels.encode_uniform_sum(x, norms, BUCKET, 7, 4, KEY)
-    kernels.decode_uniform_sum(words, norms, BUCKET, 7, 4, 1.0, out)
-    words = kernels.encode_uniform_codes(x, norms, BUCKET, 3, KEY)
-    kernels.decode_uniform_codes([words, words], [norms, norms], BUCKET, 3, 1.0, out)
-    words = kernels.encode_exponential(x, norms, BUCKET, 4, KEY)
-    kernels.decode_exponential([words], [norms], BUCKET, 4, 1.0, out)
-    key = kernels.key_of_word(RngKey(0, "w"), "worker", kernels.step_word(0))
-    for trellis in (False, True):
-        words, scales = kernels.encode_rotated(x, 3, key, trellis=trellis)
-        kernels.add_rotated([words, words], [scales, scales], 3, [key, KEY], 1.0, out, trellis=trellis)
+    """Calls each function; what reads and writes elements, for each type of them and several widths."""
+    x = torch.ones(ELEMENTS)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for bits in (2, 3, 4):
+            call_quantizers(x.to(dtype), bits)
     bits, broken = kernels.binarize(x, torch.zeros(ELEMENTS), torch.zeros(ELEMENTS), 0.9, KEY)
-    kernels.with_nan_tiles(kernels.decode_signs(bits, 1.0, out), broken)
+    kernels.with_nan_tiles(x, broken)
     kernels.vote([bits, bits], KEY)
     kernels.pack_flags(broken)
-    kernels.mean([x, out])
+    kernels.mean([x, x])
     arrays.any_bits([bits, bits], torch.zeros_like(bits))
     kernels.clip(x, 1.0)
     kernels.pack([(len(bits), bits.numpy().dtype, lambda _: bits)])
@@ -109,6 +98,28 @@ def call_everything() -> None:
         kernels.to_float32(typed, None)
         kernels.to_float16(typed, None)
         kernels.scale([x], 2.0, typed)
+
+
+def call_quantizers(x: torch.Tensor, bits: int) -> None:
+    out = torch.zeros_like(x)
+    norms = kernels.bucket_maxima(x, BUCKET)
+    kernels.bucket_square_sums(x, BUCKET)
+    kernels.bucket_sums(x, BUCKET)
+    kernels.bucket_magnitude_sums(x, BUCKET)
+    width = 2 * bits  # of GlobalQSGD's sums: 4 to 8
+    words = kernels.encode_uniform_sum(x, norms, BUCKET, 7, width, KEY)
+    kernels.decode_uniform_sum(words, norms, BUCKET, 7, width, 1.0, out)
+    words = kernels.encode_uniform_codes(x, norms, BUCKET, bits, KEY)
+    kernels.decode_uniform_codes([words, words], [norms, norms], BUCKET, bits, 1.0, out)
+    words = kernels.encode_exponential(x, norms, BUCKET, bits, KEY)
+    kernels.decode_exponential([words], [norms], BUCKET, bits, 1.0, out)
+    key = kernels.key_of_word(RngKey(0, "w"), "worker", kernels.step_word(0))
+    for trellis in (False, True):
+        words, scales = kernels.encode_rotated(x, bits, key, trellis=trellis)
+        kernels.add_rotated([words, words], [scales, scales], bits, [key, KEY], 1.0, out, trellis=trellis)
+    words, broken = kernels.binarize(x, torch.zeros(ELEMENTS), torch.zeros(ELEMENTS), 0.9, KEY)
+    kernels.decode_signs(words, 1.0, out)
+    kernels.decode_signs(words, 1.0, out, kernels.pack_flags(broken))
 
 
 def main() -> None:
