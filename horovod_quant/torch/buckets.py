@@ -289,9 +289,10 @@ class Buckets:
         Another worker may be late.
         """
         self._prospects.awaited = True
-        if not all(group.ended for group in groups):
+        late = next((group for group in groups if not group.ended), None)
+        if late is not None:
             begin = time.perf_counter()
-            with named_range("wait", self._label):
+            with late.stage_range("wait"):
                 done = PROGRESS.wait(groups, lambda: all(group.ended for group in groups), PATIENCE.seconds)
             self._traffic.seconds_waited += time.perf_counter() - begin
             PATIENCE.learn(in_vain=not done)
@@ -380,7 +381,7 @@ class Buckets:
 
     def _wait_for(self, job: Group | ActiveRankQuery) -> None:
         if not job.has_result:
-            with named_range("wait", job.name):
+            with job.stage_range("wait") if isinstance(job, Group) else named_range("wait", job.name):
                 PROGRESS.wait([job], lambda: job.has_result)
 
     def _cut_by_name(self) -> None:

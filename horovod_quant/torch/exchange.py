@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Callable
 
 import torch
@@ -276,7 +277,7 @@ class Group(Job):
                     self._synchronized()
                 raise self._cancelled_by
             if self._exchange is None:
-                with named_range("encode", self.name, self._scheme, 0):
+                with self.stage_range("encode"):
                     return self._begin()
             if self._decoded is not None:
                 self.decode_all()
@@ -286,7 +287,7 @@ class Group(Job):
                 self._copying = None
             else:
                 answer = collect(self._request, self._synchronized())
-            with named_range("compute", self.name, self._scheme, self._stage):
+            with self.stage_range("compute"):
                 self._resume(answer)
         return self._is_over()
 
@@ -397,6 +398,10 @@ class Group(Job):
     @property
     def _scheme(self) -> Scheme:
         return self._members[0].scheme
+
+    def stage_range(self, what: str) -> AbstractContextManager[Any]:
+        """Return the named range of a part of the present stage."""
+        return named_range(what, self.name, self._scheme, self._stage)
 
     # ---- what callers call -----------------------------------------------------------------------------------
 

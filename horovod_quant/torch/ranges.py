@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,4 +26,16 @@ def named_range(
     name = f"{_PREFIX}{what} {group.removeprefix(_PREFIX)}"
     if scheme is not None:
         name += f" {type(scheme).__name__}"
-    return torch.profiler.record_function(name if stage is None else f"{name} stage {stage}")
+    if stage is not None:
+        name += f" stage {stage}"
+    # ``emit_nvtx`` makes ranges of the thread that has called it, which is not the progress thread.
+    is_recorded = torch._C._autograd._profiler_type().name != "NONE"
+    if is_recorded or not torch.cuda.is_available():
+        return torch.profiler.record_function(name)
+    return _with_nvtx(name)
+
+
+@contextlib.contextmanager
+def _with_nvtx(name: str) -> Iterator[None]:
+    with torch.profiler.record_function(name), torch.cuda.nvtx.range(name):
+        yield
