@@ -13,7 +13,8 @@ The protocol was fixed before the first measurement:
 4. *Seconds*: the steps until the mean loss of the last `WINDOW` steps is within 1% of the final float32 loss (same
    seed, mean of the seeds), times the median step. Steps are measured under Horovod for methods under Horovod, and
    under DDP for hooks; the hooks of this package have the losses of the same method under Horovod.
-5. *Check*: at each rate the fastest method of this package and the fastest of `BASELINES` train as a whole between the
+5. *CPU time* of a worker's process in a step, at 1 Gbit/s: what four workers need on the cores that they share.
+6. *Check*: at each rate the fastest method of this package and the fastest of `BASELINES` train as a whole between the
    hosts, with seed 0. So does Auto, whose choice depends on the link: its losses and seconds are those of that run.
 
 The ratio of the float32 transfer to compute with accelerators is that of 8 hosts with a GPU each at 10 Gbit/s, by
@@ -72,6 +73,7 @@ METHOD = (
 )
 
 WORKER = Path(__file__).with_name("bytes_count_worker.py")
+CPU_WORKER = WORKER.with_name("bytes_count_cpu_worker.py")
 PROGRAMS = (WORKER, *(running.EXAMPLES / name for name in (transformer.SCRIPT, *transformer.IMPORTED)))
 
 MODEL = {"layers": 6, "width": 256, "heads": 4, "context": 64}
@@ -147,6 +149,7 @@ PARTS = (
     *(f"rate-{rate:g}" for rate in RATES),
     *(f"loss-{key}" for key in TRAINED),
     *(f"steps-{place}" for place in PLACES),
+    *(f"cpu-{place}" for place in PLACES),
     *(f"whole-{role}@{place}" for place in (*WHOLE, seconds.LOCAL) for role in ROLES),
 )
 
@@ -196,10 +199,12 @@ def problem(size: str) -> str | None:
 def study(settings: Settings) -> dict[str, Any]:
     """Run parts; return the figures of all known ones."""
     usual = [p for p in PARTS if not p.startswith("steps-") or p[len("steps-") :] in settings.places]
+    usual = [p for p in usual if not p.startswith("cpu-") or p[len("cpu-") :] == settings.whole[-1]]
     usual = [p for p in usual if not p.startswith("whole-") or p.rpartition("@")[2] in settings.whole]
     chosen = usual if settings.only is None else settings.only
     figures = common.earlier("bytes-count", settings)
-    for kind, run in (("rate", _tune), ("loss", _train), ("steps", _measure), ("whole", _train_as_a_whole)):
+    kinds = {"rate": _tune, "loss": _train, "steps": _measure, "cpu": _count, "whole": _train_as_a_whole}
+    for kind, run in kinds.items():
         mine = [part[len(kind) + 1 :] for part in chosen if part.startswith(f"{kind}-")]
         figures = collect(settings, figures)
         run(settings, figures, mine)
@@ -221,16 +226,18 @@ def collect(settings: Settings, before: dict[str, Any]) -> dict[str, Any]:
                 "validation_losses": [run["validation_loss"] for run in runs],
                 "bytes_per_step": runs[0]["bytes_per_step"],
             }
-    measured, whole = dict(before.get("steps", {})), dict(before.get("whole", {}))
+    measured, cpu, whole = (dict(before.get(name, {})) for name in ("steps", "cpu", "whole"))
     for place in PLACES:
         found = running.kept(_steps_kept_as(settings, place))
         measured.update({place: found} if found else {})
+        found = running.kept(_cpu_kept_as(settings, place))
+        cpu.update({place: found} if found else {})
         for role in ROLES:
             found = running.kept(_whole_kept_as(settings, role, place))
             whole.update({f"{role}@{place}": found} if found else {})
     return {
         "seeds": len(settings.seeds), "steps_of_training": settings.steps, "cores": len(os.sched_getaffinity(0)),
-        "tuned": tuned, "losses": losses, "steps": measured, "whole": whole,
+        "tuned": tuned, "losses": losses, "steps": measured, "cpu": cpu, "whole": whole,
     }  # fmt: skip
 
 
@@ -286,14 +293,24 @@ def _measure(settings: Settings, figures: dict[str, Any], places: Iterable[str])
         running.once(_steps_kept_as(settings, place), lambda place=place: alternate(settings, place))
 
 
-def alternate(settings: Settings, place: str) -> dict[str, Any]:
+def _count(settings: Settings, figures: dict[str, Any], places: Iterable[str]) -> None:
+    for place in places:
+        running.once(
+            _cpu_kept_as(settings, place), lambda place=place: alternate(settings, place, CPU_WORKER, 1)
+        )
+
+
+def alternate(
+    settings: Settings, place: str, worker: Path = WORKER, launches: int = LAUNCHES
+) -> dict[str, Any]:
     """Measure steps in launches with Horovod and with DDP by turns."""
     rates = {"adam": RATES[0], BINSGDM: RATES[0]}  # times do not depend on them
     both = ([ALONE], [DDP_ALONE])
     for name in MEASURED:
         both[name.startswith("ddp")].append(name)
     runs = [
-        launch(settings, place, names, rates, WARM_UP, settings.rounds, TURN) for names in both * LAUNCHES
+        launch(settings, place, names, rates, WARM_UP, settings.rounds, TURN, worker)
+        for names in both * launches
     ]
     seconds: dict[str, list[float]] = {name: [] for names in both for name in names}
     for run in runs:
@@ -332,6 +349,11 @@ def _steps_kept_as(settings: Settings, place: str) -> str:
     return f"bytes-count-steps-{place}-{running.key(chosen, PROGRAMS)}"
 
 
+def _cpu_kept_as(settings: Settings, place: str) -> str:
+    digest = _steps_kept_as(settings, place).rpartition("-")[2]
+    return f"bytes-count-cpu-{place}-{running.key(digest, [CPU_WORKER])}"
+
+
 def _whole_kept_as(settings: Settings, role: str, place: str) -> str:
     chosen = [settings.model, settings.batch, settings.workers, settings.steps]
     return f"bytes-count-whole-{role}-{place}-{running.key(chosen, PROGRAMS)}"
@@ -345,6 +367,7 @@ def launch(
     warm_up: int,
     rounds: int,
     turn: int,
+    worker: Path = WORKER,
 ) -> dict[str, Any]:
     """Run the worker and return its figures.
 
@@ -361,7 +384,7 @@ def launch(
             "methods": list(methods), "warm_up": warm_up, "rounds": rounds, "turn": turn,
             "computing": where.transfer / RATIO if where.sleeps else 0,
         }  # fmt: skip
-        command = [sys.executable, str(WORKER), json.dumps(given), str(file)]
+        command = [sys.executable, str(worker), json.dumps(given), str(file)]
         load = os.getloadavg()[0]
         if where.rate == seconds.LOCAL:
             running.horovodrun(command, settings.workers, running.TIME_LIMIT)
@@ -533,14 +556,18 @@ def ratio_of_computing(figures: dict[str, Any], place: str) -> str:
     text = f"A step without communication takes {1e3 * computing:.0f} ms ({1e3 * of_ddp:.0f} ms in DDP's launches)"
     if where.rate == seconds.LOCAL:
         return text + "."
-    return (
-        f"{text}, all {figures['cores']} cores shared by {WORKERS} hosts; the float32 bytes need "
+    text += (
+        f", all {figures['cores']} cores shared by {WORKERS} hosts; the float32 bytes need "
         f"{1e3 * where.transfer:.0f} ms on a link that is never idle: {where.transfer / computing:.2f}× that time."
     )
+    if place in figures["cpu"]:
+        text += f" A step takes at least {WORKERS / figures['cores']:g}× the CPU time of a worker."
+    return text
 
 
 def table(figures: dict[str, Any], place: str) -> str:
     best = fastest(figures, place, BASELINES)
+    cpu = figures["cpu"].get(place, {}).get("seconds")
     rows = []
     for name in MEASURED:
         own = seconds_needed(figures, place, name)
@@ -549,6 +576,7 @@ def table(figures: dict[str, Any], place: str) -> str:
             [
                 title(name),
                 f"{1e3 * step_seconds(figures, place, name):.0f}",
+                *([f"{1e3 * statistics.median(cpu[name]):.0f}"] if cpu else []),
                 "" if own is None else f"{own:.0f}",
                 "" if own is None or times is None else f"{times / own:.2f}",
             ]
@@ -556,6 +584,7 @@ def table(figures: dict[str, Any], place: str) -> str:
     header = [
         "",
         "ms per step",
+        *(["ms of CPU per worker"] if cpu else []),
         "s to 1% of the float32 loss",
         "speed-up over the best without this package",
     ]

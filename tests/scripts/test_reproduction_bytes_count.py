@@ -49,6 +49,7 @@ def figures(ours: float, whole: float = 1.0, loss: float = 2.0) -> dict[str, Any
         "tuned": {key: {f"{rate:g}": 2 + rate for rate in bytes_count.RATES} for key in ("none", "binsgdm")},
         "losses": curves,
         "steps": {place: launched(steps) for place in FULL.places},
+        "cpu": {"1gbit": launched(dict.fromkeys(steps, 0.125))},
         "whole": {
             "fastest@1gbit": {"method": "ddp-eden-3", **launched({"ddp-eden-3": ours * whole})},
             "auto@1gbit": {"method": "auto", **launched({"auto": 0.8}, chosen={"auto": "took eden-3"})},
@@ -101,6 +102,8 @@ def test_the_page_has_it_in_place_of_the_small_training(tmp_path: Path) -> None:
         assert f"**{page.outcome(found.holds)}**: {found.statement} ({found.evidence})" in text
     assert "the float32 bytes need 231 ms on a link that is never idle: 0.23× that time" in text
     assert "| EDEN(bits=3), DDP | 400 | 20 | 2.25 |" in text
+    assert "| EDEN(bits=3), DDP | 400 | 125 | 20 | 2.25 |" in text
+    assert "A step takes at least 2× the CPU time of a worker." in text
     assert "| Auto() at 1 Gbit/s (took eden-3) | 80 |  | 40 | 0.1 |" in text
     assert (folder / "bytes-count.png").stat().st_size < 150_000
 
@@ -175,6 +178,7 @@ def test_steps_and_whole_runs_are_measured() -> None:
         bytes_count.DDP_ALONE,
         *bytes_count.MEASURED,
     }
+    assert set(found["cpu"][seconds.LOCAL]["seconds"]) == set(found["steps"][seconds.LOCAL]["seconds"])
     assert {run.partition("@")[0] for run in found["whole"]} == set(bytes_count.ROLES)
     assert bytes_count.study(TINY._replace(only=())) == found
     assert "### Whole runs" in bytes_count.tables(found)
