@@ -522,7 +522,6 @@ ON_A_GPU = [
     "short_types",
     "hierarchical",
     "ranks_with_other_kernels",
-    "one_launch_a_stage",
     "hooks_do_not_wait",
     "read_before_results_come",
     "interrupted_while_decoding",

@@ -76,26 +76,6 @@ def ranks_with_other_kernels(make: Any) -> None:
     train_and_compare(make(kernels="triton" if hvd.rank() == 0 else "native"), steps=STEPS)
 
 
-def one_launch_a_stage(make: Any) -> None:
-    """However many gradients a group has; decoding is such a stage, too."""
-    launches: list[int] = []
-    launch = triton.launching.Kernel.__call__
-
-    def counted(kernel: Any, jobs: Any, constants: Any) -> None:
-        launches.append(len(jobs))
-        launch(kernel, jobs, constants)
-
-    numbers = []
-    for layers in (2, 5):
-        model = torch.nn.Sequential(*[torch.nn.Linear(40, 40, bias=False) for _ in range(layers)])
-        with patch.object(triton.launching.Kernel, "__call__", counted):
-            train_and_compare(make(), model=model.to(DEVICE), steps=1)
-        assert max(launches) >= layers
-        numbers.append(len(launches))
-        launches.clear()
-    assert numbers[0] == numbers[1], f"{numbers} launches"
-
-
 def hooks_do_not_wait(make: Any) -> None:
     """However long copies take: the thread that computes gradients neither asks for one nor waits for one."""
     array, has_arrived, main = Copying.array, Copying.has_arrived, threading.get_ident()
