@@ -87,6 +87,8 @@ class Results:
         runs: by controller and rate.
         ddp: by rate, of PyTorch's DistributedDataParallel, measured without Horovod.
         backward, backward_ddp: of Horovod and DDP beside a backward pass.
+        avx2: by controller, with AVX2 alone.
+        load: of the machine before the measurements.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,6 +98,8 @@ class Results:
             for rate in (FAST, SLOW, UNLIMITED)
         }
         self.ddp = {rate: Run(folder / f"ddp-{rate}.json") for rate in (FAST, SLOW)}
+        self.avx2 = {controller: Run(folder / f"avx2-{controller}-{FAST}.json") for controller in CONTROLLERS}
+        self.load = (folder / "load").read_text().strip()
         self.backward, self.backward_ddp = (
             Run(folder / f"{name}-{FAST}.json") for name in ("backward", "backward-ddp")
         )
@@ -129,6 +133,16 @@ def both_table(results: Results) -> str:
     for method in results.backward_ddp.methods:
         horovods = milliseconds(results.backward, method) if method in results.backward.walls else ""
         lines.append(f"| {method} | {horovods} | {milliseconds(results.backward_ddp, method)} |")
+    return "\n".join(lines)
+
+
+def avx2_table(results: Results) -> str:
+    """Return a table of methods with AVX2 alone."""
+    heads = " | ".join(f"{name}, ms | speed-up" for name in CONTROLLERS.values())
+    lines = [f"| method | {heads} |", "| --- |" + " ---: | ---: |" * len(CONTROLLERS)]
+    for method in results.avx2["gloo"].methods:
+        cells = [f"{milliseconds(run, method)} | {run.times(method):.2f}" for run in results.avx2.values()]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -173,10 +187,12 @@ def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
 
 def write(page: str, results: Results) -> str:
     """Return the page with its tables replaced."""
-    for rate, mark in MARKS.items():
-        text = table(results, rate, UNLIMITED if rate == FAST else None)
-        page = insert(page, mark, "lab-speed", text)
-    return insert(page, "both", "lab-speed", both_table(results))
+    tables = {MARKS[rate]: table(results, rate, UNLIMITED if rate == FAST else None) for rate in MARKS}
+    tables.update(avx2=avx2_table(results), both=both_table(results))
+    for mark, text in tables.items():
+        load = f"Load of the machine before the measurements: {results.load}."
+        page = insert(page, mark, "lab-speed", f"{text}\n\n{load}")
+    return page
 
 
 def main(folder: Path, page: Path) -> int:

@@ -24,7 +24,11 @@ FASTER = {
 DDP = {"none": 1.2, "powersgd-1": 3.0, "powersgd-2": 2.5}
 BACKWARD = {"none": 1.0, "fp16": 0.5, "eden-3": 3.0}
 BACKWARD_DDP = {"none": 1.2, "fp16": 2.0, "powersgd-1": 3.0, "eden-3": 3.1}
-SPEEDS = {"gloo": FASTER, "mpi": FASTER, "ddp": DDP, "backward": BACKWARD, "backward-ddp": BACKWARD_DDP}
+AVX2 = {"none": 1.0, "global-qsgd-8": 3.25}
+SPEEDS = {
+    "gloo": FASTER, "mpi": FASTER, "avx2-gloo": AVX2, "avx2-mpi": AVX2, "ddp": DDP, "backward": BACKWARD,
+    "backward-ddp": BACKWARD_DDP,
+}  # fmt: skip
 SECONDS = {"1gbit": 2.0, "100mbit": 20.0, "none": 0.2}
 
 
@@ -41,6 +45,7 @@ def measured(tmp_path: Path) -> Any:
                     for method, times in {**usual, **given}.items()
                 ]
                 (tmp_path / f"{each}-{rate}.json").write_text(json.dumps({"results": results}))
+        (tmp_path / "load").write_text("0.25\n")
         return lab_speed.Results(tmp_path)
 
     return make
@@ -82,6 +87,8 @@ def test_the_page_gets_the_tables(measured: Any) -> None:
     assert "| eden-2 | 2,000 | 10.00 | 2,000 | 10.00 |\n" in written
     assert "| ddp | 1,667 | 1.20 |  |  |  |  |\n" in written
     assert "| ddp-powersgd-2 | 8,000 | 2.50 |  |  |\n" in written
+    assert "| global-qsgd-8 | 615 | 3.25 | 615 | 3.25 |\n\nLoad of the machine before" in written
+    assert written.count("Load of the machine before the measurements: 0.25.") == 4
     assert "| none | 2,000 | 1,667 |\n" in written
     assert "| powersgd-1 |  | 667 |\n| eden-3 | 667 | 645 |\n" in written
     assert "no exchange" not in written[: written.index("## Two workers")]
