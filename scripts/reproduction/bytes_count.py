@@ -560,9 +560,26 @@ def ratio_of_computing(figures: dict[str, Any], place: str) -> str:
         f", all {figures['cores']} cores shared by {WORKERS} hosts; the float32 bytes need "
         f"{1e3 * where.transfer:.0f} ms on a link that is never idle: {where.transfer / computing:.2f}× that time."
     )
-    if place in figures["cpu"]:
-        text += f" A step takes at least {WORKERS / figures['cores']:g}× the CPU time of a worker."
-    return text
+    return text + cpu_bound(figures, place)
+
+
+def cpu_bound(figures: dict[str, Any], place: str) -> str:
+    """Return how much of the steps is CPU time, or an empty text if it was not measured."""
+    cpu = figures["cpu"].get(place, {}).get("seconds")
+    best, other = (fastest(figures, place, names) for names in (ours(), BASELINES))
+    if cpu is None or best is None or other is None:
+        return ""
+    workers = WORKERS / figures["cores"]
+    least = {name: workers * statistics.median(cpu[name]) for name in (best, other, DDP_ALONE)}
+    shares = " and ".join(
+        f"{1e3 * least[name]:.0f} of {1e3 * step_seconds(figures, place, name):.0f} ms with {title(name)}"
+        for name in (other, best)
+    )
+    return (
+        f" A step takes at least {workers:g}× the CPU time of a worker: {shares}. Without communication that is "
+        f"{1e3 * least[DDP_ALONE]:.0f} ms, so nothing can be more than "
+        f"{step_seconds(figures, place, other) / least[DDP_ALONE]:.1f}× as fast as {title(other)} here."
+    )
 
 
 def table(figures: dict[str, Any], place: str) -> str:
