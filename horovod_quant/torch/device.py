@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.schemes.base import (
     Allgather,
@@ -129,38 +131,41 @@ class DeviceMemory(Memory):
             self._streams.own.wait_event(event)  # type: ignore[union-attr]
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
-        if self._streams is not None and (scheme, workers) not in self._compiled:
+        if self.device.type == "cuda" and (scheme, workers) not in self._compiled:
             self._compiled.add((scheme, workers))
             self.compile(scheme, gradients, workers)
         exchange = with_explained_errors(scheme, gradients, workers, self.kernels, "tensors of a GPU")
         return _of_one(exchange) if workers.size == 1 else exchange
 
     def compile(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> None:
-        """Compile a reduction's kernels in parallel, for gradients of these types.
-
-        An error is left to the reduction.
-        """
+        """Compile a reduction's kernels in parallel, for gradients of these types and alignments."""
         from horovod_quant.kernels.triton.compiling import compile_kernels_of
 
-        with contextlib.suppress(Exception):
+        try:
             compile_kernels_of(lambda: self.rehearse(scheme, gradients, workers), str(scheme), self.device)
+        except Exception as problem:  # the reduction will raise it, or do without
+            notices.log(
+                logging.DEBUG, "horovod_quant: %s: kernels are not compiled ahead: %r", scheme, problem
+            )
 
     def rehearse(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> None:
-        """Run a reduction with arrays of the right sizes as what it receives.
+        """Run a reduction that receives zeros, and decode its result into new memory.
 
-        Only for `compile_kernels_of`: kernels would overwrite the gradients.
+        Only for `compile_kernels_of`: kernels would update the states.
         """
-        with self.working():
-            exchange = scheme.begin(gradients, workers, self.kernels)
-            answer: Any = None
-            while True:
-                try:
+        exchange = scheme.begin(gradients, workers, self.kernels)
+        answer: Any = None
+        while True:
+            try:
+                with self.working():
                     request: Any = exchange.send(answer)
-                except StopIteration as stop:
-                    decoded: Decoded = stop.value
-                    break
-                answer = _answer_of_right_sizes(request, workers)
-            decoded.decode(range(len(gradients)), 1.0, [gradient.buffer for gradient in gradients])
+            except StopIteration as stop:
+                decoded: Decoded = stop.value
+                break
+            answer = _zeros_for(request, workers)
+        outs = [_like(as_array(gradient.buffer)) for gradient in gradients]
+        with self.working():
+            decoded.decode(range(len(outs)), 1.0, outs)
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         """Yield requests with tensors.
@@ -288,7 +293,8 @@ class _Streams:
             tensor.record_stream(stream)
 
 
-def _answer_of_right_sizes(request: Any, workers: Workers) -> Any:
+def _zeros_for(request: Any, workers: Workers) -> Any:
+    """Return an answer to a request, of the right sizes."""
     array, count = request.array, workers.size_of(request.group)
     if isinstance(request, Allreduce):
         return array
@@ -296,7 +302,14 @@ def _answer_of_right_sizes(request: Any, workers: Workers) -> Any:
         lengths = request.lengths or [len(array)] * count
     else:
         lengths = [request.splits[workers.rank_in(request.group)]] * count
-    return [array.new_empty(length) for length in lengths]
+    zeros = array.new_zeros(max(lengths))
+    return [zeros[:length] for length in lengths]
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return new memory with the same alignment to vectors of 16 bytes."""
+    before = tensor.data_ptr() % 16 // tensor.element_size()
+    return torch.empty(before + len(tensor), dtype=tensor.dtype, device=tensor.device)[before:]
 
 
 def _is_plain(tensor: torch.Tensor, device: torch.device) -> bool:

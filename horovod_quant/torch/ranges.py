@@ -37,5 +37,9 @@ def named_range(
 
 @contextlib.contextmanager
 def _with_nvtx(name: str) -> Iterator[None]:
-    with torch.profiler.record_function(name), torch.cuda.nvtx.range(name):
-        yield
+    torch.cuda.nvtx.range_push(name)
+    try:
+        with torch.profiler.record_function(name):
+            yield
+    finally:
+        torch.cuda.nvtx.range_pop()

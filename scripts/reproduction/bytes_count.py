@@ -24,8 +24,7 @@ docs/pays.md: for N parameters a host sends 7 N bytes, and computes 6 N operatio
 Estimates for two cores, from the time of a few steps: 8 trainings for the rates and 33 for the losses inside one
 process, two at a time, 3 minutes each, 5 with a quantizer, 8 with BinSGDM: two hours; 6 with PowerSGD half an hour;
 the steps in five places 45 minutes; the whole runs 45 minutes. Finished parts are cached, and parts can run one by one,
-in the order of `PARTS`, which is that of their dependencies: ``scripts/reproduce bytes-count --only PART ...``. Once
-there is a verdict, this section replaces `seconds`.
+in the order of `PARTS`, which is that of their dependencies: ``scripts/reproduce bytes-count --only PART ...``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ import matplotlib.pyplot as plt
 from horovod_quant.analysis.units import parse_rate
 from horovod_quant.frontends import former_names
 from horovod_quant.transports.traffic import ring_allreduce_bytes
-from reproduction import common, eden, running, seconds, simulated, steps, transformer
+from reproduction import common, eden, running, simulated, steps, transformer
 from reproduction.common import Plot, Verdict
 from reproduction.simulated import Job
 from reproduction.transformer import LIMIT
@@ -109,12 +108,22 @@ TITLES = {
 }  # fmt: skip
 
 
+LOCAL = "local"
+"""Placeholder for a rate: workers on this machine, without a lab."""
+
+# PyTorch's Gloo would otherwise look up the interface by the name of the host.
+VARIABLES = {
+    "GLOO_SOCKET_IFNAME": "eth0", "HOROVOD_GLOO_TIMEOUT_SECONDS": "300", "PYTHONPATH": str(running.ROOT),
+    **steps.VARIABLES,
+}  # fmt: skip
+
+
 class Place(NamedTuple):
     """Setting in which steps are measured.
 
     Attributes:
         title: for readers.
-        rate: of the links, as scripts/lab takes it, or `seconds.LOCAL`.
+        rate: of the links, as scripts/lab takes it, or `LOCAL`.
         wanted: speed-up that the claim states, over the best of `BASELINES`; None for no verdict.
         variables: of the environment of the workers.
         sleeps: True if a sleep replaces compute.
@@ -129,7 +138,7 @@ class Place(NamedTuple):
     @property
     def transfer(self) -> float:
         """Return the seconds of the float32 bytes; without links at 1 Gbit/s."""
-        rate = "1gbit" if self.rate == seconds.LOCAL else self.rate
+        rate = "1gbit" if self.rate == LOCAL else self.rate
         return ring_allreduce_bytes(4 * ELEMENTS, WORKERS) / parse_rate(rate)
 
 
@@ -140,7 +149,7 @@ PLACES = {
     "100mbit-avx2": Place("100 Mbit/s, AVX2 alone", "100mbit", 2.0, AVX2),
     "1gbit-avx2": Place("1 Gbit/s, AVX2 alone", "1gbit", 1.3, AVX2),
     "accelerators": Place("Accelerators that sleep", "1gbit", None, {}, True),
-    seconds.LOCAL: Place("One machine, no lab", seconds.LOCAL),
+    LOCAL: Place("One machine, no lab", LOCAL),
 }
 WHOLE = ("100mbit", "1gbit")
 ROLES = ("fastest", "baseline", AUTO)
@@ -150,7 +159,7 @@ PARTS = (
     *(f"loss-{key}" for key in TRAINED),
     *(f"steps-{place}" for place in PLACES),
     *(f"cpu-{place}" for place in PLACES),
-    *(f"whole-{role}@{place}" for place in (*WHOLE, seconds.LOCAL) for role in ROLES),
+    *(f"whole-{role}@{place}" for place in (*WHOLE, LOCAL) for role in ROLES),
 )
 
 
@@ -162,7 +171,7 @@ class Settings(NamedTuple):
         seeds: of the losses.
         places: names from `PLACES` in which steps are measured.
         whole: those of them in which whole runs are made.
-        workers: of every training, one per host except for `seconds.LOCAL`.
+        workers: of every training, one per host except for `LOCAL`.
         rounds: trials of each method in a launch.
         processes: trainings at a time; None for the number of cores.
         only: names from `PARTS` to run; None for all in ``places``.
@@ -183,14 +192,14 @@ class Settings(NamedTuple):
 SIZES = {
     "full": Settings(MODEL, BATCH, STEPS, (0, 1, 2), tuple(PLACES)[:-1], WHOLE, WORKERS, ROUNDS),
     "tiny": Settings(
-        {"layers": 1, "width": 32, "heads": 2, "context": 8}, 4, 4, (0, 1), (seconds.LOCAL,), (seconds.LOCAL,), 2, 1, 1
+        {"layers": 1, "width": 32, "heads": 2, "context": 8}, 4, 4, (0, 1), (LOCAL,), (LOCAL,), 2, 1, 1
     ),
 }  # fmt: skip
 
 
 def problem(size: str) -> str | None:
     """Return the reason why the claim cannot be tested here, or None."""
-    return None if SIZES[size].places == (seconds.LOCAL,) else running.why_no_lab()
+    return None if SIZES[size].places == (LOCAL,) else running.why_no_lab()
 
 
 # ---- what is run -------------------------------------------------------------------------------------------------
@@ -386,11 +395,11 @@ def launch(
         }  # fmt: skip
         command = [sys.executable, str(worker), json.dumps(given), str(file)]
         load = os.getloadavg()[0]
-        if where.rate == seconds.LOCAL:
+        if where.rate == LOCAL:
             running.horovodrun(command, settings.workers, running.TIME_LIMIT)
         else:
             with running.lab(settings.workers, where.rate) as lab:
-                lab.horovodrun(command, 1, {**seconds.VARIABLES, **steps.VARIABLES, **where.variables})
+                lab.horovodrun(command, 1, {**VARIABLES, **where.variables})
         return {"load": round(load, 2), **json.loads(file.read_text())}
 
 
@@ -554,7 +563,7 @@ def ratio_of_computing(figures: dict[str, Any], place: str) -> str:
     where = PLACES[place]
     computing, of_ddp = (step_seconds(figures, place, name) for name in (ALONE, DDP_ALONE))
     text = f"A step without communication takes {1e3 * computing:.0f} ms ({1e3 * of_ddp:.0f} ms in DDP's launches)"
-    if where.rate == seconds.LOCAL:
+    if where.rate == LOCAL:
         return text + "."
     text += (
         f", all {figures['cores']} cores shared by {WORKERS} hosts; the float32 bytes need "

@@ -101,12 +101,6 @@ CLAUSES = {
         "Whole runs": "the product of steps and their time",
         "faster to within 1%": "the speed-up to the float32 loss",
     },
-    "seconds": {
-        "100 Mbit/s: each recommended": "sooner at the float32 loss than float32 at 100 Mbit/s",
-        "1 Gbit/s: each recommended": "sooner at the float32 loss than float32 at 1 Gbit/s",
-        "each recommended": "sooner at the float32 loss than float32",
-        "than PowerSGD": "sooner than PowerSGD",
-    },
     "rivals": {
         "1-bit Adam ends within 1%": "Adam's loss with 1-bit Adam",
         "ends at a lower loss": "a lower loss with EDEN than with the rivals",

@@ -64,19 +64,15 @@ PAGES = {
     "limits": ("nmse and its limits", ("limits",)),
     "training": (
         "Training a transformer",
-        ("transformer", "transformer-gpu", "machines", "bytes-count", "seconds", "rivals", "more-workers"),
+        ("transformer", "transformer-gpu", "machines", "bytes-count", "rivals", "more-workers"),
     ),
 }
 """Pages of the evidence: file name without suffix, title, and claims on the page."""
-
-REPLACED = {"seconds": "bytes-count"}
-"""Claims that another one replaces on the pages once it has a verdict."""
 
 # Tested only if named: most machines lack the requirements, or there is no result yet. Their modules also have
 # ``problem(size)``: the reason why the claim cannot be tested here, or None.
 ON_DEMAND = (
     "transformer-gpu",
-    "seconds",
     "nuqsgd-training",
     "rivals",
     "binsgdm-tuning",
@@ -86,9 +82,7 @@ ON_DEMAND = (
     "bytes-count",
     "machines",
 )
-WITH_PARTS = (
-    "eden, binsgdm-tuning, by-workers, bytes-count, emulated, more-workers, nuqsgd-training, rivals, seconds"
-)
+WITH_PARTS = "eden, binsgdm-tuning, by-workers, bytes-count, emulated, more-workers, nuqsgd-training, rivals"
 
 # One color per method and any bits: legible on white, and for most color-blind readers (Okabe and Ito).
 COLORS = {

@@ -46,9 +46,6 @@ def write(folder: Path) -> list[Path]:
     """
     results = {claim: common.load(folder / f"{claim}.json") for claim in (*common.CLAIMS, *common.ON_DEMAND)}
     found = {claim: result for claim, result in results.items() if result is not None}
-    for former, latter in common.REPLACED.items():
-        if latter in found and common.verdicts_of(latter, found[latter]["figures"]):
-            found.pop(former, None)
     summary = folder.with_name(folder.name + ".md")
     _write(
         summary, [INTRODUCTION.format(folder=folder.name), _in_short(found, folder.name), untested.section()]

@@ -33,7 +33,6 @@ APART = (
     "bytes-count",
     "emulated",
     "more-workers",
-    "seconds",
 )  # claims whose cached runs begin with their names, and are shared with no other claim
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
 _forgotten: set[Path] = set()  # cached runs that count as missing, until this process has measured them again

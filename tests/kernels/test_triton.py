@@ -178,13 +178,15 @@ def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch:
     memory, rehearsed = DeviceMemory(DEVICE, takes_tensors=True), set()
     for rank, (own, own_states) in enumerate(zip(groups, states)):
         tensors = list(map(to_tensor, own))
+        kept = [BinaryState(*map(to_tensor, state[:2]), state.beta) for state in own_states]
         gradients = [
-            Gradient(tensor, RngKey(0, str(i)), 3, BinaryState(*map(to_tensor, state[:2]), state.beta))
-            for i, (tensor, state) in enumerate(zip(tensors, own_states))
+            Gradient(tensor, RngKey(0, str(i)), 3, state)
+            for i, (tensor, state) in enumerate(zip(tensors, kept))
         ]
         workers = Workers(rank, len(groups), local_size=local_size)
         rehearsed |= {*launching.variants_of(partial(memory.rehearse, scheme, gradients, workers))}
-        for array, tensor in zip(own, tensors):
+        given = [*own, *(array for state in own_states for array in state[:2])]
+        for array, tensor in zip(given, [*tensors, *(tensor for state in kept for tensor in state[:2])]):
             assert_same_bits(array, to_array(tensor), name)
     assert not launched
     exchanged(name, kernels, to_tensor, to_array)
@@ -381,8 +383,13 @@ def test_compiled_kernels_round_each_operation(tmp_path: Path) -> None:
     for kernel, instruction in {
         "bucket_maxima": "ld", "bucket_square_sums": "ld", "binarize": "st", "decode_signs": "st",
     }.items():  # fmt: skip
-        moves = [instructions for label, instructions in compiled.items() if label.startswith(f"{kernel} ")]
-        assert f"{instruction}.global.v4.b32" in moves[0], kernel
+        moves = [
+            instructions
+            for label, instructions in compiled.items()
+            if label.startswith(f"{kernel} ") and '"KIND": "float32", "ALIGNED": true' in label
+        ]
+        assert moves, kernel
+        assert all(f"{instruction}.global.v4.b32" in each for each in moves), kernel
     # A bucket stays in a warp's registers: its threads exchange elements, and nothing goes through shared memory.
     for label, instructions in compiled.items():
         if label.split()[0] in WITH_TRANSFORMS:

@@ -24,7 +24,7 @@ import torch
 from horovod.torch import mpi_ops, optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from horovod_quant.kernels.triton import arguments, launching, segment_kernels
+from horovod_quant.kernels.triton import arguments, launching
 from horovod_quant.torch import buckets, compressor, control, device, exchange
 
 
@@ -377,10 +377,9 @@ def install() -> None:
     device.Copying.__init__ = _copying  # type: ignore[method-assign]
     control.ControlTensor.filled = _filled  # type: ignore[method-assign]
     launching.Kernel._launch = _launched  # type: ignore[method-assign]
-    for module in (arguments, launching, segment_kernels):
+    for module in (arguments, launching):
         module.on_device = _uploaded(module.on_device)  # type: ignore[attr-defined]
-    for module in (launching, segment_kernels):
-        module.stream_of = lambda device: current().cuda_stream  # type: ignore[attr-defined]
+    launching.stream_of = lambda device: current().cuda_stream
     exchange.launch = _enqueued(exchange.launch, lambda request: [request.array])
     for module, suffix in ((mpi_ops, ""), (optimizer, "_")):
         for name, tensors_of in (("allreduce", lambda tensor: [tensor]), ("grouped_allreduce", list)):

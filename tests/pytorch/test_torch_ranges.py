@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,18 +28,13 @@ def test_ranges_are_recorded_on_the_thread_of_a_profiler() -> None:
 
 def test_other_threads_give_nsight_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
-
-    @contextlib.contextmanager
-    def nvtx(name: str) -> Iterator[None]:
-        given.append(name)
-        yield
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nvtx, "range", nvtx)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", given.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: given.append("end"))
     enter()
     assert not given
     monkeypatch.setattr(profiler, "_is_profiler_enabled", True)  # as emit_nvtx sets it
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert given == [NAME]
+    assert given == [NAME, "end"]

@@ -11,7 +11,7 @@ from parallel.launching import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
-from reproduction import bytes_count, common, more_workers, page, running, seconds, simulated, transformer
+from reproduction import bytes_count, common, more_workers, page, running, simulated, transformer
 
 TINY, FULL = bytes_count.SIZES["tiny"], bytes_count.SIZES["full"]
 FLAT = 2 * bytes_count.WINDOW
@@ -87,17 +87,12 @@ def test_a_loss_that_is_never_reached_takes_no_time() -> None:
     assert bytes_count.arrival(falling, [2.0] * FLAT) == 40 - 4 + bytes_count.WINDOW
 
 
-def test_the_page_has_it_in_place_of_the_small_training(tmp_path: Path) -> None:
+def test_the_page_has_it(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir(parents=True)
-    small = common.load(ROOT / "docs" / "results" / "seconds.json")
-    if small is not None:
-        common.save(small, folder / "seconds.json")
-        assert seconds.TITLE in page.write(folder)[-1].read_text()
     result = {"size": "full", "seconds": 1.0, "machine": MACHINE, "figures": figures(0.4)}
     common.save(result, folder / "bytes-count.json")
     text = page.write(folder)[-1].read_text()
-    assert seconds.TITLE not in text
     for found in bytes_count.verdicts(figures(0.4)):
         assert f"**{page.outcome(found.holds)}**: {found.statement} ({found.evidence})" in text
     assert "the float32 bytes need 231 ms on a link that is never idle: 0.23× that time" in text
@@ -177,12 +172,14 @@ def test_simulated_losses_are_those_of_real_workers(method: str) -> None:
 def test_steps_and_whole_runs_are_measured() -> None:
     found = bytes_count.study(TINY)
     assert set(found["losses"]) == set(bytes_count.TRAINED)
-    assert set(found["steps"][seconds.LOCAL]["seconds"]) == {
+    assert set(found["steps"][bytes_count.LOCAL]["seconds"]) == {
         bytes_count.ALONE,
         bytes_count.DDP_ALONE,
         *bytes_count.MEASURED,
     }
-    assert set(found["cpu"][seconds.LOCAL]["seconds"]) == set(found["steps"][seconds.LOCAL]["seconds"])
+    assert set(found["cpu"][bytes_count.LOCAL]["seconds"]) == set(
+        found["steps"][bytes_count.LOCAL]["seconds"]
+    )
     assert {run.partition("@")[0] for run in found["whole"]} == set(bytes_count.ROLES)
     assert bytes_count.study(TINY._replace(only=())) == found
     assert "### Whole runs" in bytes_count.tables(found)

@@ -27,6 +27,7 @@ def compile_kernels_of(call: Callable[[], Any], name: str, device: torch.device)
         name: for the log.
         device: the GPU.
     """
+    from triton.runtime import driver
     from triton.runtime.jit import MockTensor
 
     table, owners = MockTensor(torch.int64), MockTensor(torch.int32)
@@ -39,6 +40,8 @@ def compile_kernels_of(call: Callable[[], Any], name: str, device: torch.device)
     begin = time.perf_counter()
     variants = launching.variants_of(call)
     launching.fix_cache_keys()
+    with launching.on(device):
+        driver.active.get_current_target()  # made here, not by several threads at a time
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(compile_variant, variants))
     notices.log(

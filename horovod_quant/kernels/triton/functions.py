@@ -457,7 +457,9 @@ def decode_signs(
     out = floats(out, "out")
     entries = {"source": codes_of(words, len(out), 1), "target": out, "factor": float_entry(magnitude)}
     if flags is not None:
-        entries["broken"] = flags
+        entries["broken"] = typed(flags, torch.int32, "flags")
+        if len(flags) < ceil_div(tiles(len(out)), ROW):
+            raise ValueError(f"flags: {len(flags)} words cannot hold those of {tiles(len(out))} tiles")
     run(
         _decode_signs,
         Job(len(out), _ROWS * ROW, entries),

@@ -105,13 +105,14 @@ class Variant(NamedTuple):
 
 
 def variants_of(call: Callable[[], Any]) -> list[Variant]:
-    """Return the kernels that a call in this thread would launch; it launches none."""
+    """Return the kernels that a call in this thread would launch; only PyTorch's own run."""
     found: dict[Variant, None] = {}
-    _open.variants = found
+    outer = getattr(_open, "batch", None)
+    _open.variants, _open.batch = found, None
     try:
         call()
     finally:
-        _open.variants = None
+        _open.variants, _open.batch = None, outer
     return list(found)
 
 
