@@ -325,7 +325,9 @@ def alternate(
     for run in runs:
         for name, own in run["seconds"].items():
             seconds[name] += own
-    return {"seconds": seconds, **{key: runs[0][key] for key in ("load", "kernels", "torch")}}
+    threads = {name: own for run in runs for name, own in run.get("threads", {}).items()}
+    found = {"seconds": seconds, **{key: runs[0][key] for key in ("load", "kernels", "torch")}}
+    return {**found, "threads": threads} if threads else found
 
 
 def _train_as_a_whole(settings: Settings, figures: dict[str, Any], parts: Iterable[str]) -> None:
@@ -591,9 +593,17 @@ def cpu_bound(figures: dict[str, Any], place: str) -> str:
     )
 
 
+CPU_HEADS = ("ms of CPU per worker", "in the script's thread", "in this package's", "in libraries' threads")
+
+
+def cpu_cells(cpu: dict[str, Any], name: str) -> list[str]:
+    total, (script, package) = statistics.median(cpu["seconds"][name]), cpu["threads"][name]
+    return [f"{1e3 * each:.0f}" for each in (total, script, package, max(0.0, total - script - package))]
+
+
 def table(figures: dict[str, Any], place: str) -> str:
     best = fastest(figures, place, BASELINES)
-    cpu = figures["cpu"].get(place, {}).get("seconds")
+    cpu = figures["cpu"].get(place)
     rows = []
     for name in MEASURED:
         own = seconds_needed(figures, place, name)
@@ -602,7 +612,7 @@ def table(figures: dict[str, Any], place: str) -> str:
             [
                 title(name),
                 f"{1e3 * step_seconds(figures, place, name):.0f}",
-                *([f"{1e3 * statistics.median(cpu[name]):.0f}"] if cpu else []),
+                *(cpu_cells(cpu, name) if cpu else []),
                 "" if own is None else f"{own:.0f}",
                 "" if own is None or times is None else f"{times / own:.2f}",
             ]
@@ -610,7 +620,7 @@ def table(figures: dict[str, Any], place: str) -> str:
     header = [
         "",
         "ms per step",
-        *(["ms of CPU per worker"] if cpu else []),
+        *(CPU_HEADS if cpu else []),
         "s to 1% of the float32 loss",
         "speed-up over the best without this package",
     ]

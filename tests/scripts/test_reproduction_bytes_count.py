@@ -49,7 +49,7 @@ def figures(ours: float, whole: float = 1.0, loss: float = 2.0) -> dict[str, Any
         "tuned": {key: {f"{rate:g}": 2 + rate for rate in bytes_count.RATES} for key in ("none", "binsgdm")},
         "losses": curves,
         "steps": {place: launched(steps) for place in FULL.places},
-        "cpu": {"1gbit": launched(dict.fromkeys(steps, 0.125))},
+        "cpu": {"1gbit": launched(dict.fromkeys(steps, 0.125), threads=dict.fromkeys(steps, [0.07, 0.03]))},
         "whole": {
             "fastest@1gbit": {"method": "ddp-eden-3", **launched({"ddp-eden-3": ours * whole})},
             "auto@1gbit": {"method": "auto", **launched({"auto": 0.8}, chosen={"auto": "took eden-3"})},
@@ -97,7 +97,7 @@ def test_the_page_has_it(tmp_path: Path) -> None:
         assert f"**{page.outcome(found.holds)}**: {found.statement} ({found.evidence})" in text
     assert "the float32 bytes need 231 ms on a link that is never idle: 0.23× that time" in text
     assert "| EDEN(bits=3), DDP | 400 | 20 | 2.25 |" in text
-    assert "| EDEN(bits=3), DDP | 400 | 125 | 20 | 2.25 |" in text
+    assert "| EDEN(bits=3), DDP | 400 | 125 | 70 | 30 | 25 | 20 | 2.25 |" in text
     assert (
         "A step takes at least 2× the CPU time of a worker: 250 of 900 ms with DDP, bf16 and 250 of 400 ms with "
         "EDEN(bits=3), DDP. Without communication that is 250 ms, so nothing can be more than 3.6× as fast as DDP, "
