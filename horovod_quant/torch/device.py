@@ -138,7 +138,7 @@ class DeviceMemory(Memory):
         return _of_one(exchange) if workers.size == 1 else exchange
 
     def compile(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> None:
-        """Compile a reduction's kernels in parallel, for gradients of these types and alignments."""
+        """Compile a reduction's kernels in parallel, for such gradients."""
         from horovod_quant.kernels.triton.compiling import compile_kernels_of
 
         try:
@@ -149,16 +149,16 @@ class DeviceMemory(Memory):
             )
 
     def rehearse(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> None:
-        """Run a reduction that receives zeros, and decode its result into new memory.
+        """Run a reduction that receives zeros; decode into new memory.
 
         Only for `compile_kernels_of`: kernels would update the states.
         """
-        exchange = scheme.begin(gradients, workers, self.kernels)
+        reduction = scheme.begin(gradients, workers, self.kernels)
         answer: Any = None
         while True:
             try:
                 with self.working():
-                    request: Any = exchange.send(answer)
+                    request: Any = reduction.send(answer)
             except StopIteration as stop:
                 decoded: Decoded = stop.value
                 break

@@ -9,7 +9,7 @@ The protocol was fixed before the first measurement:
 3. *Steps*: trials of `TURN` steps with each method in rounds, 30 steps of each, between 4 hosts in each of `PLACES`:
    two rates, with all instructions of the processor and with AVX2 alone, and with accelerators that sleep. Methods
    under Horovod and those under DDP have separate launches, which alternate, `LAUNCHES` of each with `ROUNDS` rounds
-   after `WARM_UP`. (In one launch, as planned at first, Horovod's steps took ten times as long beside DDP's threads.)
+   after `WARM_UP`. (In one launch, as planned at first, Horovod's steps took 10× the time beside DDP's threads.)
 4. *Seconds*: the steps until the mean loss of the last `WINDOW` steps is within 1% of the final float32 loss (same
    seed, mean of the seeds), times the median step. Steps are measured under Horovod for methods under Horovod, and
    under DDP for hooks; the hooks of this package have the losses of the same method under Horovod.
@@ -575,7 +575,7 @@ def ratio_of_computing(figures: dict[str, Any], place: str) -> str:
 
 
 def cpu_bound(figures: dict[str, Any], place: str) -> str:
-    """Return how much of the steps is CPU time, or an empty text if it was not measured."""
+    """Return the share of CPU time in steps, if it was measured."""
     cpu = figures["cpu"].get(place, {}).get("seconds")
     best, other = (fastest(figures, place, names) for names in (ours(), BASELINES))
     if cpu is None or best is None or other is None:

@@ -1,4 +1,4 @@
-"""Like `bytes_count_worker`, but with CPU time in place of a step's time, in all and by threads."""
+"""Measure CPU time, also by threads, where `bytes_count_worker` measures time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ threads: dict[str, list[list[float]]] = {}
 
 
 def of_threads() -> np.ndarray:
-    """Return the CPU seconds of the main thread and of Python's other threads."""
+    """Return CPU seconds of the main thread, and of Python's others."""
     own = [thread.native_id for thread in threading.enumerate()]
     spent = {
         number: int(Path(f"/proc/self/task/{number}/schedstat").read_text().split()[0]) for number in own
@@ -27,8 +27,8 @@ def of_threads() -> np.ndarray:
     return np.array([script, sum(spent.values())]) / 1e9
 
 
-def turn(trial: Any, steps: int, door: Any) -> list[tuple[float, float]]:
-    """Run a trial; return the mean CPU seconds of a worker, and 0, for each step."""
+def cpu_seconds(trial: Any, steps: int, door: Any) -> list[tuple[float, float]]:
+    """Run a trial; return mean CPU seconds, and 0, of each step."""
     door.barrier()
     own, by_thread = [], np.zeros(2)
     for _ in range(steps):
@@ -51,9 +51,9 @@ class Trial(bytes_count_worker.Trial):
 
 
 if __name__ == "__main__":
-    bytes_count_worker.turn, bytes_count_worker.Trial = turn, Trial  # type: ignore[misc]
+    bytes_count_worker.turn, bytes_count_worker.Trial = cpu_seconds, Trial  # type: ignore[misc]
     bytes_count_worker.main()
     if os.environ["HOROVOD_RANK"] == "0":
         file = Path(sys.argv[2])
-        found = {name: np.median(np.array(turns), axis=0).tolist() for name, turns in threads.items()}
+        found = {name: np.median(np.array(each), axis=0).tolist() for name, each in threads.items()}
         file.write_text(json.dumps({**json.loads(file.read_text()), "threads": found}))

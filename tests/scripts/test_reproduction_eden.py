@@ -161,11 +161,14 @@ def test_measuring_a_claim_again_leaves_other_claims_their_runs(
     claim: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def study(*arguments: Any) -> None:
-        assert [running.kept(name) for name in ("none-seed-0-abc", "seconds-1gbit-abc")] == [None, {"old": 2}]
+        assert [running.kept(name) for name in ("none-seed-0-abc", "bytes-count-1gbit-abc")] == [
+            None,
+            {"old": 2},
+        ]
         raise InterruptedError
 
     running.keep("none-seed-0-abc", {"old": 1})
-    running.keep("seconds-1gbit-abc", {"old": 2})
+    running.keep("bytes-count-1gbit-abc", {"old": 2})
     monkeypatch.setattr(common, "run_study", study)
     monkeypatch.setattr(common.module_of("machines"), "problem", lambda size: None)
     monkeypatch.setattr(sys, "argv", ["reproduce", "--output", str(tmp_path / "results"), "--again", claim])

@@ -1,4 +1,4 @@
-"""Kernels of a reduction, compiled in parallel before the first one is launched.
+"""Parallel compilation of a reduction's kernels, before their first launch.
 
 Triton compiles a kernel when it is first launched: a training's first step would wait for one after another.
 """

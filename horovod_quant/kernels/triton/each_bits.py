@@ -151,7 +151,7 @@ def decode_signs_each(
     magnitude: float,
     table: SegmentTable,
 ) -> None:
-    """Decode bits to plus or minus the magnitude, and flagged tiles to NaN.
+    """Decode bits to plus or minus the magnitude, flagged tiles to NaN.
 
     Gradient i's words, and then those of its flags, begin at ``payload[words_at[i]]``.
     """

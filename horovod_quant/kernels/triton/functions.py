@@ -453,7 +453,10 @@ def vote(
 def decode_signs(
     words: torch.Tensor, magnitude: float, out: torch.Tensor, flags: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Decode bits to plus or minus the magnitude, tiles with a flag in the words ``flags`` to NaN."""
+    """Decode bits to plus or minus the magnitude.
+
+    Tiles with a flag in the words ``flags`` become NaN.
+    """
     out = floats(out, "out")
     entries = {"source": codes_of(words, len(out), 1), "target": out, "factor": float_entry(magnitude)}
     if flags is not None:

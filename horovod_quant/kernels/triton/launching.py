@@ -105,7 +105,10 @@ class Variant(NamedTuple):
 
 
 def variants_of(call: Callable[[], Any]) -> list[Variant]:
-    """Return the kernels that a call in this thread would launch; only PyTorch's own run."""
+    """Return the kernels that a call in this thread would launch.
+
+    Only PyTorch's own run.
+    """
     found: dict[Variant, None] = {}
     outer = getattr(_open, "batch", None)
     _open.variants, _open.batch = found, None

@@ -29,7 +29,7 @@ Step = tuple[Kernel, int, Mapping[str, Any], frozenset]
 
 
 class Group(NamedTuple):
-    """Tensors of a table with one type, and for some kernels one alignment, for one launch.
+    """Tensors of one type, for some kernels of one alignment, in a launch.
 
     Attributes:
         kind: the type.
