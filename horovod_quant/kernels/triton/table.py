@@ -29,7 +29,7 @@ Step = tuple[Kernel, int, Mapping[str, Any], frozenset]
 
 
 class Group(NamedTuple):
-    """Tensors of one type, for some kernels of one alignment, in a launch.
+    """Tensors of one type (for some kernels of one alignment).
 
     Attributes:
         kind: the type.
