@@ -11,7 +11,7 @@ data that it sends. The others try to send in one direction of a pair at a time,
 - shifts: n - 1 calls; in the i-th, worker r sends to worker r + i alone;
 - oriented: two calls; in the first every pair sends in one direction, in the second in the other;
 - split: as one call, in four parts one after the other;
-- swaps: every pair adds its two shards over a separate process set, and subtracts its local one; no worker has to wait
+- pairwise sums: every pair adds its two shards over a separate process set, and subtracts its local one; no worker has to wait
   for a third;
 - gather: an allgather of everything, n× the bytes.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import statistics
 import time
@@ -99,7 +100,7 @@ def rounds_of_pairs(workers: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def swaps(pairs: dict[tuple[int, ...], Any]) -> Way:
+def pairwise_sums(pairs: dict[tuple[int, ...], Any]) -> Way:
     def exchange(rows: torch.Tensor, name: str) -> torch.Tensor:
         numbers = rows.view(torch.int32)
         handles = {
@@ -138,6 +139,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--bytes", type=int, default=2_400_000, help="size of a shard, a multiple of 4 (2,400,000)")
     add("--rounds", type=int, default=7, help="measurements of each way (7)")
+    add("--json", metavar="FILE", help="also write the seconds of all rounds here")
     add("--rate", help="rate of a host's link, such as 100mbit: also compare with the time of the bytes")
     return parser
 
@@ -165,7 +167,7 @@ def main() -> None:
         "shifts": shifts,
         "oriented": oriented,
         f"split, {PARTS} calls": split,
-        "swaps": swaps(pairs),
+        "pairwise sums": pairwise_sums(pairs),
         "gather": gather,
     }
     torch.set_num_threads(1)
@@ -184,7 +186,11 @@ def main() -> None:
             if number > 0:
                 seconds[name].append(taken)
     if hvd.rank() == 0:
-        report(seconds, (hvd.size() - 1) * args.bytes, rate)
+        sent = (hvd.size() - 1) * args.bytes
+        report(seconds, sent, rate)
+        if args.json:
+            with open(args.json, "w") as file:
+                json.dump({"seconds": seconds, "sent": sent, "rate": rate}, file, indent=1)
 
 
 def report(seconds: dict[str, list[float]], sent: int, rate: float | None) -> None:

@@ -1,6 +1,6 @@
 """Write the tables of docs/speed.md, and check the aims.
 
-From the JSON files of `scripts/lab-speed`.
+From the files of `scripts/lab-speed`.
 """
 
 from __future__ import annotations
@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from pages import insert
 
 NONE = "none"
 CONTROLLERS = {"gloo": "Gloo", "mpi": "MPI"}
-FAST, SLOW, UNLIMITED = "1gbit", "100mbit", "none"
+RATES = FAST, SLOW, UNLIMITED = "1gbit", "100mbit", "none"
 """Rates of the links, as in the files' names."""
 
-MARKS = {FAST: "table", SLOW: "slow"}
-"""Marks of the tables in the page, by rate."""
+MEMCPY = "memcpy"
+ISAS = {"avx2": "AVX2", "avx512": "AVX-512"}
+GRADIENTS = 1_000
+"""Number of small gradients, the default of `--many-small`."""
 
 AS_FAST = 0.97
 """Speed-up from which two methods count as equally fast."""
@@ -61,89 +63,245 @@ AIMS = (
 
 
 class Run:
-    """Measurements with one controller and rate: seconds of rounds, by method."""
+    """Measurements of one launch.
+
+    Attributes:
+        results: entries of the JSON, by method.
+        walls: seconds of rounds, by method.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.walls = {
-            result["method"]: result["wall_seconds"] for result in json.loads(path.read_text())["results"]
-        }
+        self.results = {result["method"]: result for result in json.loads(path.read_text())["results"]}
+        self.walls = {method: result["wall_seconds"] for method, result in self.results.items()}
 
     @property
     def methods(self) -> list[str]:
         return [method for method in self.walls if method != "no exchange"]
 
-    def seconds(self, method: str) -> float:
-        return statistics.median(self.walls[method])
+    def seconds(self, method: str, field: str = "wall_seconds") -> float:
+        return statistics.median(self.results[method][field])
 
-    def times(self, method: str, other: str = NONE) -> float:
-        """Return the speed-up over another method: the median of rounds' ratios."""
-        return statistics.median(b / a for a, b in zip(self.walls[method], self.walls[other]))
+    def times(self, method: str, field: str = "wall_seconds") -> float:
+        """Return the speed-up over none: the median of rounds' ratios."""
+        own, nones = self.results[method][field], self.results[NONE][field]
+        return statistics.median(b / a for a, b in zip(own, nones))
 
 
 class Results:
-    """All runs of the script.
+    """All runs between four hosts with default arguments.
 
     Attributes:
         runs: by controller and rate.
         ddp: by rate, of PyTorch's DistributedDataParallel, measured without Horovod.
         backward, backward_ddp: of Horovod and DDP beside a backward pass.
         avx2: by controller, with AVX2 alone.
-        load: of the machine before the measurements.
     """
 
     def __init__(self, folder: Path) -> None:
         self.runs = {
             (controller, rate): Run(folder / f"{controller}-{rate}.json")
             for controller in CONTROLLERS
-            for rate in (FAST, SLOW, UNLIMITED)
+            for rate in RATES
         }
         self.ddp = {rate: Run(folder / f"ddp-{rate}.json") for rate in (FAST, SLOW)}
         self.avx2 = {controller: Run(folder / f"avx2-{controller}-{FAST}.json") for controller in CONTROLLERS}
-        self.load = (folder / "load").read_text().strip()
         self.backward, self.backward_ddp = (
             Run(folder / f"{name}-{FAST}.json") for name in ("backward", "backward-ddp")
         )
 
 
-def table(results: Results, rate: str, also: str | None = None) -> str:
-    """Return a table of methods at a rate, and at another one."""
-    heads = [f"{name}, ms | speed-up" for name in CONTROLLERS.values()]
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose first column is text, and the others numbers."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def speed_ups(runs: dict[str, Run], also: dict[str, Run] | None = None, ddp: Run | None = None) -> str:
+    """Return a table of methods, by controller.
+
+    Args:
+        runs: with each controller.
+        also: with each controller, without a limit: times alone.
+        ddp: of PyTorch's DDP, in rows of their own.
+    """
+    names = [CONTROLLERS[controller] for controller in runs]
+    columns = ["method", *(column for name in names for column in (f"{name}, ms", "speed-up"))]
     if also is not None:
-        heads += [f"{name} without limit, ms" for name in CONTROLLERS.values()]
-    columns = (2 if also is None else 3) * len(CONTROLLERS)
-    lines = ["| method | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * columns]
-    for method in results.runs["gloo", rate].methods:
-        cells = []
-        for controller in CONTROLLERS:
-            run = results.runs[controller, rate]
-            cells += [milliseconds(run, method), f"{run.times(method):.2f}"]
-        if also is not None:
-            cells += [milliseconds(results.runs[controller, also], method) for controller in CONTROLLERS]
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    ddp, baseline = results.ddp[rate], results.runs["gloo", rate].seconds(NONE)
-    for method in ddp.methods:
-        cells = [milliseconds(ddp, method), f"{baseline / ddp.seconds(method):.2f}", *[""] * (columns - 2)]
-        lines.append(f"| {ddp_name(method)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        columns += [f"{name} without limit, ms" for name in names]
+    rows = []
+    for method in runs["gloo"].methods:
+        row = [method]
+        for run in runs.values():
+            row += [milliseconds(run, method), f"{run.times(method):.2f}"]
+        rows.append(row + [milliseconds(run, method) for run in (also or {}).values()])
+    for method in ddp.methods if ddp is not None else ():
+        speed_up = runs["gloo"].seconds(NONE) / ddp.seconds(method)
+        row = [ddp_name(method), milliseconds(ddp, method), f"{speed_up:.2f}"]
+        rows.append(row + [""] * (len(columns) - len(row)))
+    return grid(columns, rows)
+
+
+def hosts_table(results: Results, rate: str, also: str | None = None) -> str:
+    """Return a table of methods at one or two rates, and DDP's."""
+    at = {rate: {controller: results.runs[controller, rate] for controller in CONTROLLERS} for rate in RATES}
+    return speed_ups(at[rate], at[also] if also else None, results.ddp[rate])
 
 
 def both_table(results: Results) -> str:
     """Return a table of methods under Horovod and DDP."""
-    lines = ["| method | Horovod, ms | DDP, ms |", "| --- | ---: | ---: |"]
-    for method in results.backward_ddp.methods:
-        horovods = milliseconds(results.backward, method) if method in results.backward.walls else ""
-        lines.append(f"| {method} | {horovods} | {milliseconds(results.backward_ddp, method)} |")
-    return "\n".join(lines)
+    horovod, ddp = results.backward, results.backward_ddp
+    return grid(
+        ("method", "Horovod, ms", "DDP, ms"),
+        (
+            (
+                method,
+                milliseconds(horovod, method) if method in horovod.walls else "",
+                milliseconds(ddp, method),
+            )
+            for method in ddp.methods
+        ),
+    )
 
 
-def avx2_table(results: Results) -> str:
-    """Return a table of methods with AVX2 alone."""
-    heads = " | ".join(f"{name}, ms | speed-up" for name in CONTROLLERS.values())
-    lines = [f"| method | {heads} |", "| --- |" + " ---: | ---: |" * len(CONTROLLERS)]
-    for method in results.avx2["gloo"].methods:
-        cells = [f"{milliseconds(run, method)} | {run.times(method):.2f}" for run in results.avx2.values()]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def groups_table(folder: Path) -> str:
+    """Return a table of methods and sizes of groups."""
+    rows, sizes = [], []
+    for controller, name in CONTROLLERS.items():
+        run = Run(folder / f"groups-{controller}-{FAST}.json")
+        found: dict[str, dict[str, str]] = {}
+        for label in run.methods:
+            method, _, size = label.partition(", ")
+            found.setdefault(method, {})[size] = milliseconds(run, label)
+            if size and size not in sizes:
+                sizes.append(size)
+        rows += [
+            [f"{method}, {name}", *(by_size.get(size, "") for size in sizes)] if "" not in by_size
+            else [f"{method}, {name}", by_size[""], *[""] * (len(sizes) - 1)]
+            for method, by_size in found.items()
+        ]  # fmt: skip
+    return grid(["method", *sizes], rows)
+
+
+def variants_table(folder: Path) -> str:
+    """Return a table of EDEN's variants and instruction sets."""
+    best, avx2 = (Run(folder / f"variants{isa}-{FAST}.json") for isa in ("", "-avx2"))
+    return grid(
+        ("method", "AVX-512, ms", "AVX2, ms"),
+        ((method, milliseconds(best, method), milliseconds(avx2, method)) for method in best.methods),
+    )
+
+
+def alltoalls_table(folder: Path) -> str:
+    """Return a table of ways to send data between all pairs."""
+    found = json.loads((folder / f"alltoalls-{SLOW}.json").read_text())
+    one = found["seconds"]["one call"]
+    return grid(
+        ("way", "ms", "relative to one call", "relative to the transfer time of its bytes"),
+        (
+            (
+                way,
+                f"{1e3 * statistics.median(own):,.0f}",
+                f"{statistics.median(a / b for a, b in zip(own, one)):.2f}",
+                f"{statistics.median(own) * found['rate'] / found['sent']:.2f}",
+            )
+            for way, own in found["seconds"].items()
+        ),
+    )
+
+
+def machine_table(folder: Path, name: str) -> str:
+    """Return a table of workers on one machine."""
+    run = Run(folder / f"{name}.json")
+    return grid(
+        ("method", "wall time, ms", "CPU time per worker, ms", "CPU relative to none", "MB sent"),
+        (
+            (
+                method,
+                milliseconds(run, method),
+                milliseconds(run, method, "cpu_seconds"),
+                f"{1 / run.times(method, field='cpu_seconds'):.2f}",
+                f"{run.results[method]['bytes_sent'] / 1e6:,.1f}",
+            )
+            for method in run.methods
+        ),
+    )
+
+
+def small_table(folder: Path) -> str:
+    """Return a table of microseconds per small gradient."""
+    rows = []
+    for controller, name in CONTROLLERS.items():
+        run = Run(folder / f"small-{controller}.json")
+        for method in run.methods:
+            row = [f"{method}, {name}"]
+            for field in ("hook_cpu_seconds", "finish_cpu_seconds"):
+                row.append(microseconds(run, method, field))
+            for field in ("cpu_seconds", "wall_seconds"):
+                row += [microseconds(run, method, field), f"{1 / run.times(method, field=field):.2f}"]
+            rows.append(row)
+    return grid(
+        ("method", "in hooks", "in `synchronize`", "CPU, all threads", "relative to none", "wall time",
+         "relative to none"),
+        rows,
+    )  # fmt: skip
+
+
+def small_ddp_table(folder: Path) -> str:
+    """Return a table of the time of many small gradients under DDP."""
+    run = Run(folder / "small-ddp.json")
+    return grid(
+        ("method", "ms", "relative to none"),
+        ((method, milliseconds(run, method), f"{1 / run.times(method):.2f}") for method in run.methods),
+    )
+
+
+def kernels_table(folder: Path) -> str:
+    """Return a table of the kernels' times, in multiples of memcpy's."""
+    results = json.loads((folder / "kernels.json").read_text())["results"]
+    isas, sizes, names = (
+        list(dict.fromkeys(result[field] for result in results))
+        for field in ("instruction_set", "size", "kernel")
+    )
+    found = {(result["kernel"], result["size"], result["instruction_set"]): result for result in results}
+    columns = [(size, isa) for size in sizes for isa in isas]
+
+    def cell(result: dict[str, Any]) -> str:
+        target = "" if result["target"] is None else f" ({result['target']:g})"
+        return f"{result['times_memcpy']:.2f}{target}"
+
+    return grid(
+        ["kernel", *(f"{size}, {ISAS.get(isa, isa)}" for size, isa in columns)],
+        [
+            [MEMCPY, *(f"{found[(MEMCPY, *column)]['milliseconds']:.2f} ms" for column in columns)],
+            *(
+                [name, *(cell(found[(name, *column)]) for column in columns)]
+                for name in names
+                if name != MEMCPY
+            ),
+        ],
+    )
+
+
+Table = Callable[[Path], str]
+TABLES: dict[str, dict[str, Table]] = {
+    "hosts": {
+        "table": lambda folder: hosts_table(Results(folder), FAST, UNLIMITED),
+        "slow": lambda folder: hosts_table(Results(folder), SLOW),
+        "avx2": lambda folder: speed_ups(Results(folder).avx2),
+        "both": lambda folder: both_table(Results(folder)),
+    },
+    "groups": {"groups": groups_table},
+    "variants": {"variants": variants_table},
+    "alltoalls": {"alltoalls": alltoalls_table},
+    "machine": {
+        "torch": lambda folder: machine_table(folder, "machine"),
+        "tensorflow": lambda folder: machine_table(folder, "machine-tensorflow"),
+        "small": small_table,
+        "small-ddp": small_ddp_table,
+    },
+    "kernels": {"kernels": kernels_table},
+}
+"""Tables of each part, by their marks in the page."""
 
 
 def ddp_name(method: str) -> str:
@@ -151,8 +309,12 @@ def ddp_name(method: str) -> str:
     return "ddp" if method == NONE else f"ddp-{method}"
 
 
-def milliseconds(run: Run, method: str) -> str:
-    return f"{1e3 * run.seconds(method):,.0f}"
+def milliseconds(run: Run, method: str, field: str = "wall_seconds") -> str:
+    return f"{1e3 * run.seconds(method, field):,.0f}"
+
+
+def microseconds(run: Run, method: str, field: str) -> str:
+    return f"{1e6 * run.seconds(method, field) / GRADIENTS:.1f}"
 
 
 def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
@@ -185,20 +347,22 @@ def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
                 )
 
 
-def write(page: str, results: Results) -> str:
-    """Return the page with its tables replaced."""
-    tables = {MARKS[rate]: table(results, rate, UNLIMITED if rate == FAST else None) for rate in MARKS}
-    tables.update(avx2=avx2_table(results), both=both_table(results))
-    for mark, text in tables.items():
-        load = f"Load of the machine before the measurements: {results.load}."
-        page = insert(page, mark, "lab-speed", f"{text}\n\n{load}")
+def write(page: str, folder: Path) -> str:
+    """Return the page with the tables of all measured parts replaced."""
+    for part, tables in TABLES.items():
+        before = folder / f"{part}.load"
+        if before.exists():
+            for mark, make in tables.items():
+                load = f"Load of the machine before the measurements: {before.read_text().strip()}."
+                page = insert(page, mark, "lab-speed", f"{make(folder)}\n\n{load}")
     return page
 
 
 def main(folder: Path, page: Path) -> int:
-    results = Results(folder)
-    page.write_text(write(page.read_text(), results))
-    validated = list(verdicts(results))
+    page.write_text(write(page.read_text(), folder))
+    if not (folder / "hosts.load").exists():
+        return 0
+    validated = list(verdicts(Results(folder)))
     for reached, text in validated:
         print(f"{'reached' if reached else 'MISSED '} {text}")
     return 0 if all(reached for reached, _ in validated) else 1

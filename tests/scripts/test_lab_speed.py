@@ -25,18 +25,22 @@ DDP = {"none": 1.2, "powersgd-1": 3.0, "powersgd-2": 2.5}
 BACKWARD = {"none": 1.0, "fp16": 0.5, "eden-3": 3.0}
 BACKWARD_DDP = {"none": 1.2, "fp16": 2.0, "powersgd-1": 3.0, "eden-3": 3.1}
 AVX2 = {"none": 1.0, "global-qsgd-8": 3.25}
+GROUPS = {"none": 1.0, "eden-3, 8 MiB": 4.0, "eden-3, 32 MiB": 2.5}
 SPEEDS = {
     "gloo": FASTER, "mpi": FASTER, "avx2-gloo": AVX2, "avx2-mpi": AVX2, "ddp": DDP, "backward": BACKWARD,
-    "backward-ddp": BACKWARD_DDP,
+    "backward-ddp": BACKWARD_DDP, "groups-gloo": GROUPS, "groups-mpi": GROUPS, "variants": {"none": 1.0, "eden-3": 5.0},
+    "variants-avx2": {"none": 1.0, "eden-3": 4.0},
 }  # fmt: skip
+MACHINE = ("machine", "machine-tensorflow", "small-gloo", "small-mpi", "small-ddp")
+FIELDS = ("wall_seconds", "cpu_seconds", "hook_cpu_seconds", "finish_cpu_seconds")
 SECONDS = {"1gbit": 2.0, "100mbit": 20.0, "none": 0.2}
 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Any:
-    """Return a function that writes made-up files, those of a name with other speeds, and reads them."""
+    """Return a function that writes made-up files, those of a name with other speeds, and returns their folder."""
 
-    def make(name: str = "", **changed: float) -> lab_speed.Results:
+    def make(name: str = "", **changed: float) -> Path:
         for each, usual in SPEEDS.items():
             given = changed if each == name else {}
             for rate, seconds in SECONDS.items():
@@ -45,14 +49,36 @@ def measured(tmp_path: Path) -> Any:
                     for method, times in {**usual, **given}.items()
                 ]
                 (tmp_path / f"{each}-{rate}.json").write_text(json.dumps({"results": results}))
-        (tmp_path / "load").write_text("0.25\n")
-        return lab_speed.Results(tmp_path)
+        for each in MACHINE:
+            results = [
+                {
+                    "method": method,
+                    "bytes_sent": 4.5e6 / times,
+                    **dict.fromkeys(FIELDS, [0.06 / times, 0.06 / times]),
+                }
+                for method, times in {"none": 1.0, "eden-3": 2.0}.items()
+            ]
+            (tmp_path / f"{each}.json").write_text(json.dumps({"results": results}))
+        ways = {"one call": [1.0, 2.0, 3.0], "gather": [4.0, 4.0, 9.0]}
+        (tmp_path / "alltoalls-100mbit.json").write_text(
+            json.dumps({"seconds": ways, "sent": 4e6, "rate": 1e6})
+        )
+        timed = [
+            {"kernel": kernel, "size": size, "instruction_set": isa, "target": target, "milliseconds": 2.5,
+             "times_memcpy": times}
+            for size in ("1M", "25.6M") for isa in ("avx512", "avx2")
+            for kernel, times, target in (("memcpy", 1.0, None), ("vote", 0.75, 1.5))
+        ]  # fmt: skip
+        (tmp_path / "kernels.json").write_text(json.dumps({"results": timed}))
+        for part in lab_speed.TABLES:
+            (tmp_path / f"{part}.load").write_text("0.25 (a processor)\n")
+        return tmp_path
 
     return make
 
 
-def missed(results: lab_speed.Results) -> list[str]:
-    return [text for reached, text in lab_speed.verdicts(results) if not reached]
+def missed(folder: Path) -> list[str]:
+    return [text for reached, text in lab_speed.verdicts(lab_speed.Results(folder)) if not reached]
 
 
 def test_what_is_fast_enough_reaches_every_aim(measured: Any) -> None:
@@ -80,27 +106,49 @@ def test_what_is_too_slow_is_named(measured: Any) -> None:
 
 
 def test_the_page_gets_the_tables(measured: Any) -> None:
-    results = measured()
+    folder = measured()
     page = (ROOT / "docs" / "speed.md").read_text()
-    written = lab_speed.write(page, results)
-    assert "| eden-2 | 200 | 10.00 | 200 | 10.00 | 20 | 20 |" in written
-    assert "| eden-2 | 2,000 | 10.00 | 2,000 | 10.00 |\n" in written
-    assert "| ddp | 1,667 | 1.20 |  |  |  |  |\n" in written
-    assert "| ddp-powersgd-2 | 8,000 | 2.50 |  |  |\n" in written
-    assert "| global-qsgd-8 | 615 | 3.25 | 615 | 3.25 |\n\nLoad of the machine before" in written
-    assert written.count("Load of the machine before the measurements: 0.25.") == 4
-    assert "| none | 2,000 | 1,667 |\n" in written
-    assert "| powersgd-1 |  | 667 |\n| eden-3 | 667 | 645 |\n" in written
-    assert "no exchange" not in written[: written.index("## Two workers")]
-    assert lab_speed.write(written, results) == written
+    written = lab_speed.write(page, folder)
+    for row in (
+        "| eden-2 | 200 | 10.00 | 200 | 10.00 | 20 | 20 |",
+        "| eden-2 | 2,000 | 10.00 | 2,000 | 10.00 |",
+        "| ddp | 1,667 | 1.20 |  |  |  |  |",
+        "| ddp-powersgd-2 | 8,000 | 2.50 |  |  |",
+        "| global-qsgd-8 | 615 | 3.25 | 615 | 3.25 |",
+        "| none | 2,000 | 1,667 |",
+        "| powersgd-1 |  | 667 |\n| eden-3 | 667 | 645 |",
+        "| method | 8 MiB | 32 MiB |\n| --- | ---: | ---: |\n| none, Gloo | 2,000 |  |\n| eden-3, Gloo | 500 | 800 |",
+        "| eden-3 | 400 | 500 |",
+        "| gather | 4,000 | 3.00 | 1.00 |",
+        "| eden-3 | 30 | 30 | 0.50 | 2.2 |",
+        "| eden-3, MPI | 30.0 | 30.0 | 30.0 | 0.50 | 30.0 | 0.50 |",
+        "| eden-3 | 30 | 0.50 |",
+        "| memcpy | 2.50 ms | 2.50 ms | 2.50 ms | 2.50 ms |",
+        "| vote | 0.75 (1.5) | 0.75 (1.5) | 0.75 (1.5) | 0.75 (1.5) |",
+    ):
+        assert f"{row}\n" in written
+    marks = sum(map(len, lab_speed.TABLES.values()))
+    assert written.count("Load of the machine before the measurements: 0.25 (a processor).") == marks
+    assert "no exchange" not in written
+    assert lab_speed.write(written, folder) == written
 
 
-@pytest.mark.parametrize("call", ["measure gloo gloo 1gbit 9 none", "measure_ddp gloo 1gbit 9 none"])
+def test_what_was_not_measured_stays(measured: Any) -> None:
+    folder = measured()
+    page = (ROOT / "docs" / "speed.md").read_text()
+    for part in lab_speed.TABLES:
+        (folder / f"{part}.load").unlink()
+    assert lab_speed.write(page, folder) == page
+
+
+@pytest.mark.parametrize(
+    "call", ["measure gloo gloo 1gbit exchange.py --rounds 9", "measure_ddp gloo 1gbit 9 none"]
+)
 def test_only_a_finished_measurement_replaces_an_earlier_one(call: str, tmp_path: Path) -> None:
     lab = tmp_path / "scripts" / "lab"
     lab.parent.mkdir()
     text = (ROOT / "scripts" / "lab-speed").read_text()
-    functions = text[text.index("# measure NAME") : text.index("\nscripts/setup")]
+    functions = text[text.index("# save NAME") : text.index("\nhosts()")]
     script = f"set -euo pipefail\nROOT=$PWD RESULTS=. HOSTS=host1:1 PY=python\n{functions}\n{call}"
     lab.write_text(
         '#!/bin/bash\n[ "$1" != rate ] || exit 0\n'
