@@ -37,7 +37,8 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
+from horovod_quant.kernels.triton.jobs import Job
+from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Kernel, run, settle
 from horovod_quant.kernels.triton.tiles import words_of_a_tile
 
 MAX_LEVELS = 2**15 - 1
