@@ -22,8 +22,8 @@ from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, run_call
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
     before,
-    elements_of,
     launch,
+    launch_groups,
     steps_of,
     table_of,
     total_buckets,
@@ -44,11 +44,6 @@ def keys_and_starts(keys: np.ndarray, starts: Sequence[int], count: int) -> dict
     if keys.shape != (count, len(_FIELDS)) or first.shape != (count,):
         raise ValueError(f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {count} gradients")
     return {**{name: keys[:, i] for i, name in enumerate(_FIELDS)}, "start": first}
-
-
-def range_of(tensor: torch.Tensor) -> tuple[int, int]:
-    low = tensor.data_ptr()
-    return low, low + tensor.numel() * tensor.element_size()
 
 
 def check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int) -> None:
@@ -91,17 +86,14 @@ def _norms_each(function, table, bucket_size, dtype, out, at):
     at = before(counts) if at is None else at
     check_offsets("norms", at, counts, len(out))
     targets = out.data_ptr() + out.element_size() * at
+    columns = {"source": table.addresses, "target": targets}
     for group in table.aligned_groups:
-        longest = table.longest(group)
         # All tensors longer than a bucket use the same kernel; see `functions._norm_bucket_size`.
-        size = min(max(len(longest), TILE) - 1, bucket_size).bit_length()
-        steps = steps_of(
-            (function, group[:2], bucket_size, size), lambda: function(longest, bucket_size)  # noqa: B023
-        )  # fmt: skip
-        for step in steps:
-            columns = {"source": group.of(table.addresses), "target": group.of(targets)}
-            launch(step, elements_of(table, group), columns, table.device, [table.range], [range_of(out)],
-                   kept=(table, out))  # fmt: skip
+        longest = int(group.of(table.lengths).max())
+        size = min(max(longest, TILE) - 1, bucket_size).bit_length()
+        launch_groups(table, [group], (function, bucket_size, size),
+                      lambda _: function(table.longest(group), bucket_size),  # noqa: B023
+                      columns, [table], [out])  # fmt: skip
     return out
 
 
@@ -161,14 +153,9 @@ def encode_uniform_sum_each(
         "target": typed(out, torch.int32, "out").data_ptr() + _BYTES * before(words),
         **keys_and_starts(keys, starts, len(table)),
     }
-    for group in table.groups:
-        x = table.longest(group)[:1]
-        (step,) = steps_of(
-            ("encode sum", group[:2], bucket_size, levels, width),
-            lambda: functions.encode_uniform_sum(x, norms[:1], bucket_size, levels, width, _KEY),  # noqa: B023
-        )
-        launch(step, elements_of(table, group), _of(columns, group), table.device,
-               [table.range, range_of(norms)], [range_of(out)], kept=(table, norms, out))  # fmt: skip
+    launch_groups(table, table.groups, ("encode sum", bucket_size, levels, width),
+                  lambda x: functions.encode_uniform_sum(x, norms[:1], bucket_size, levels, width, _KEY),
+                  columns, [table, norms], [out])  # fmt: skip
     return out
 
 
@@ -202,16 +189,11 @@ def decode_uniform_sum_each(
         "target": table.addresses,
         "factor": float_entry(factor),
     }
-    for group in table.groups:
-        out = table.longest(group)[:1]
-        (step,) = steps_of(
-            ("decode sum", group[:2], bucket_size, levels, width),
-            lambda: functions.decode_uniform_sum(
-                words[: sum_words(1, width)], norms[:1], bucket_size, levels, width, 1.0, out  # noqa: B023
-            ),
-        )  # fmt: skip
-        launch(step, elements_of(table, group), _of(columns, group), table.device,
-               [range_of(words), range_of(norms)], [table.range], kept=(table, norms, words))  # fmt: skip
+    launch_groups(table, table.groups, ("decode sum", bucket_size, levels, width),
+                  lambda out: functions.decode_uniform_sum(
+                      words[: sum_words(1, width)], norms[:1], bucket_size, levels, width, 1.0, out
+                  ),
+                  columns, [words, norms], [table])  # fmt: skip
 
 
 def _norms(norms: torch.Tensor, table: SegmentTable, bucket_size: int) -> torch.Tensor:
@@ -219,10 +201,6 @@ def _norms(norms: torch.Tensor, table: SegmentTable, bucket_size: int) -> torch.
     if len(norms) != total_buckets(table, bucket_size):
         raise ValueError(f"norms: {len(norms)} norms for {total_buckets(table, bucket_size)} buckets")
     return typed(norms, torch.float32, "norms")
-
-
-def _of(columns: dict[str, Any], group: Any) -> dict[str, Any]:
-    return columns if group.which is None else {name: group.of(column) for name, column in columns.items()}
 
 
 # ---- norms and codes ---------------------------------------------------------------------------------------------
@@ -256,14 +234,9 @@ def encode_codes_each(
         **keys_and_starts(keys, starts, len(table)),
     }
     encode = functions.encode_exponential if levels == "exponential" else functions.encode_uniform_codes
-    for group in table.groups:
-        x = table.longest(group)[:1]
-        (step,) = steps_of(
-            (encode, group[:2], bucket_size, bits),
-            lambda: encode(x, norms[:1], bucket_size, bits, _KEY),  # noqa: B023
-        )
-        launch(step, elements_of(table, group), _of(columns, group), table.device,
-               [table.range, range_of(norms)], [range_of(out)], kept=(table, norms, out))  # fmt: skip
+    launch_groups(table, table.groups, (encode, bucket_size, bits),
+                  lambda x: encode(x, norms[:1], bucket_size, bits, _KEY),
+                  columns, [table, norms], [out])  # fmt: skip
     return out
 
 
@@ -295,16 +268,9 @@ def decode_codes_each(
     pointers[:, 1::2] = bases + _BYTES * norms_at[:, None]
     decode = functions.decode_exponential if levels == "exponential" else functions.decode_uniform_codes
     columns = {"target": table.addresses, "factor": float_entry(factor)}
-    for group in table.groups:
-        out = table.longest(group)[:1]
-        (step,) = steps_of(
-            (decode, group[:2], bucket_size, bits, len(pieces)),
-            lambda: decode(
-                [pieces[0][: code_words(len(out), bits)]] * len(pieces),  # noqa: B023
-                [pieces[0][: len(out)].view(torch.float32)] * len(pieces),  # noqa: B023
-                bucket_size, bits, 1.0, out,  # noqa: B023
-            ),
-        )  # fmt: skip
-        launch(step, elements_of(table, group), _of(columns, group), table.device,
-               [range_of(piece) for piece in pieces], [table.range],
-               pointers if group.which is None else pointers[group.which], kept=(table, pieces))  # fmt: skip
+    launch_groups(table, table.groups, (decode, bucket_size, bits, len(pieces)),
+                  lambda out: decode(
+                      [pieces[0][: code_words(1, bits)]] * len(pieces),
+                      [pieces[0][:1].view(torch.float32)] * len(pieces), bucket_size, bits, 1.0, out
+                  ),
+                  columns, pieces, [table], pointers)  # fmt: skip

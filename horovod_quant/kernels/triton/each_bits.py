@@ -12,8 +12,8 @@ from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_offsets, keys_and_starts, range_of
-from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
+from horovod_quant.kernels.triton.each import check_offsets, keys_and_starts
+from horovod_quant.kernels.triton.table import SegmentTable, before, launch, launch_groups, range_of, steps_of
 
 _KEY = Key(1, 2)
 _BYTES = 4
@@ -55,16 +55,11 @@ def binarize_each(
     }
     for group in table.aligned_groups:
         states_aligned = not ((group.of(m.addresses) | group.of(b.addresses)) & _VECTOR).any()
-        x = table.longest(group)[:1]
-        state = x.new_empty(2, dtype=torch.float32)
+        state = torch.empty(2, dtype=torch.float32, device=table.device)
         local = state[:1] if states_aligned else state[1:]
-        (step,) = steps_of(
-            ("binarize", group[:2], states_aligned),
-            lambda: functions.binarize(x, local, local, 0.5, _KEY),  # noqa: B023
-        )
-        selected = {name: group.of(column) for name, column in columns.items()}
-        launch(step, elements_of(table, group), selected, table.device, [table.range],
-               [m.range, b.range, range_of(out), range_of(broken)], kept=(table, m, b, out, broken))  # fmt: skip
+        launch_groups(table, [group], ("binarize", states_aligned),
+                      lambda x: functions.binarize(x, local, local, 0.5, _KEY),  # noqa: B023
+                      columns, [table], [m, b, out, broken])  # fmt: skip
     return broken
 
 
@@ -164,12 +159,6 @@ def decode_signs_each(
         "target": table.addresses,
         "factor": float_entry(magnitude),
     }
-    for group in table.aligned_groups:
-        out = table.longest(group)[:1]
-        (step,) = steps_of(
-            ("signs", group[:2]),
-            lambda: functions.decode_signs(payload[:ROW], 1.0, out, payload),  # noqa: B023
-        )
-        selected = {name: group.of(column) for name, column in columns.items()}
-        launch(step, elements_of(table, group), selected, table.device, [range_of(payload)], [table.range],
-               kept=(table, payload))  # fmt: skip
+    launch_groups(table, table.aligned_groups, ("signs",),
+                  lambda out: functions.decode_signs(payload[:ROW], 1.0, out, payload),
+                  columns, [payload], [table])  # fmt: skip

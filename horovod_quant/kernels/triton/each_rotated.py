@@ -17,8 +17,8 @@ from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_offsets, copy_addresses, range_of
-from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
+from horovod_quant.kernels.triton.each import check_offsets, copy_addresses
+from horovod_quant.kernels.triton.table import SegmentTable, before, launch, launch_groups, range_of, steps_of
 
 _BYTES = 4
 _KEY_ENTRIES = 6  # see `rotated._entries_of`
@@ -96,11 +96,14 @@ def encode_rotated_each(
     if trellis:
         _encode_to_trellis_each(table, bits, keys, columns, coordinates, out)
         return out
-    for group in table.groups:
-        (step,) = _encoding_steps(table, group, bits, trellis)
-        launch(step, elements_of(table, group), {name: group.of(column) for name, column in columns.items()},
-               table.device, [table.range], [range_of(out)], _of_group(keys, group), (table, out))  # fmt: skip
+    _rotate(table, bits, trellis, columns, [out], keys)
     return out
+
+
+def _rotate(table, bits, trellis, columns, written, keys):
+    return launch_groups(table, table.groups, ("rotate", bits, trellis),
+                         lambda x: rotated.encode_rotated(x, bits, _CHAIN.key("", 0), trellis=trellis),
+                         columns, [table], written, keys)  # fmt: skip
 
 
 def _encode_to_trellis_each(
@@ -120,27 +123,10 @@ def _encode_to_trellis_each(
     scratch = {"norms": units.data_ptr() + _BYTES * tile_at, "squares": squares.data_ptr() + 8 * tile_at}
     rotating = {"source": columns["source"], "target": z_at, "start": columns["start"], **scratch}
     rounding = {"source": z_at, "target": columns["target"], "scale": columns["scale"], **scratch}
-    between = [range_of(z), range_of(units), range_of(squares)]
-    kept = (table, z, units, squares, out)
-    last = None
-    for group in table.groups:
-        rotate, last = _encoding_steps(table, group, bits, True)
-        launch(rotate, elements_of(table, group), {name: group.of(column) for name, column in rotating.items()},
-               table.device, [table.range], between, _of_group(keys, group), kept)  # fmt: skip
-    if last is not None:
-        launch(last, tuple(coordinates.tolist()), rounding, table.device, between, [range_of(out)], kept=kept)
-
-
-def _encoding_steps(table: SegmentTable, group: Any, bits: int, trellis: bool) -> list[Any]:
-    x = table.longest(group)[:1]
-    return steps_of(
-        ("rotate", group[:2], bits, trellis),
-        lambda: rotated.encode_rotated(x, bits, _CHAIN.key("", 0), trellis=trellis),
-    )
-
-
-def _of_group(keys: np.ndarray, group: Any) -> np.ndarray:
-    return keys if group.which is None else keys[group.which]
+    between = (z, units, squares)
+    for quantize in _rotate(table, bits, True, rotating, between, keys):
+        launch(quantize, tuple(coordinates.tolist()), rounding, table.device,
+               [range_of(one) for one in between], [range_of(out)], kept=(*between, out))  # fmt: skip
 
 
 def add_rotated_each(
@@ -170,19 +156,13 @@ def add_rotated_each(
         pointers[:, rank, 2:] = worker_keys
     pointers = pointers.reshape(len(table), workers * (2 + _KEY_ENTRIES))
     columns = {"target": table.addresses, "start": np.array(starts, np.int64), "factor": float_entry(factor)}
-    for group in table.groups:
-        out = table.longest(group)[:1]
-        (step,) = steps_of(
-            ("add", group[:2], bits, trellis, workers),
-            lambda: rotated.add_rotated(
-                [pieces[0][: code_words(rotated_elements(1), bits)]] * workers,  # noqa: B023
-                [pieces[0][:1].view(torch.float32)] * workers, bits,  # noqa: B023
-                [_CHAIN.key("", 0)] * workers, 1.0, out, trellis=trellis,  # noqa: B023
-            ),
-        )  # fmt: skip
-        selected = {name: group.of(column) for name, column in columns.items()}
-        launch(step, elements_of(table, group), selected, table.device, [range_of(piece) for piece in pieces],
-               [table.range], pointers if group.which is None else pointers[group.which], (table, pieces))  # fmt: skip
+    launch_groups(table, table.groups, ("add", bits, trellis, workers),
+                  lambda out: rotated.add_rotated(
+                      [pieces[0][: code_words(rotated_elements(1), bits)]] * workers,
+                      [pieces[0][:1].view(torch.float32)] * workers, bits,
+                      [_CHAIN.key("", 0)] * workers, 1.0, out, trellis=trellis,
+                  ),
+                  columns, pieces, [table], pointers)  # fmt: skip
 
 
 def _check(
