@@ -314,7 +314,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         (lambda: SegmentTable([x, np.ones(3)]), "not all are tensors"),
         (lambda: kernels.segments.decode_sums(32, 5, 4, words[:32], [0], x[:3], [0], [0], 1.0, [x]),
          "norms: not all within 3 words"),
-        (lambda: each.bucket_maxima_each(SegmentTable([x]), 32, x, np.array([98])), "not all within"),
+        (lambda: each.bucket_norms("max", SegmentTable([x]), 32, x, np.array([98])), "not all within"),
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError), match=message):
             function()
@@ -436,9 +436,10 @@ def test_the_benchmark_needs_a_gpu() -> None:
 def test_an_empty_copy_does_not_decide_how_later_ones_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_steps", {})
     words = torch.arange(1, 4, dtype=torch.int32, device=DEVICE)
-    out, start = torch.zeros(3, dtype=torch.int32, device=DEVICE), np.zeros(1, np.int64)
-    each.copy_each(words, start, out[:0], start, np.array([0]))
-    each.copy_each(words, start, out, start, np.array([3]))
+    out = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    source, target = np.array([words.data_ptr()]), np.array([out.data_ptr()])
+    each.copy_words(source, target, np.array([0]), (words, out[:0]))
+    each.copy_words(source, target, np.array([3]), (words, out))
     assert out.tolist() == [1, 2, 3]
 
 
