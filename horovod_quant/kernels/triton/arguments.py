@@ -11,7 +11,8 @@ import torch
 from horovod_quant.kernels.checks import check_bucket_size
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, buckets, code_words
-from horovod_quant.kernels.triton.launching import INTERPRETED, on_device
+from horovod_quant.kernels.triton.launching import INTERPRETED
+from horovod_quant.kernels.triton.staging import on_device
 
 KINDS = {
     torch.float32: "float32",

@@ -22,7 +22,8 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import Job, Kernel, Launch, batch, run, settle
+from horovod_quant.kernels.triton.jobs import Job
+from horovod_quant.kernels.triton.launching import Kernel, Launch, batch, run, settle
 
 TILES_AT_A_TIME = 2**31
 """More tiles than any tensor has: loops over pieces are for a CPU's caches."""

@@ -1,4 +1,4 @@
-"""Rotations of many gradients in one call, see `horovod_quant.kernels.triton.each`.
+"""Rotations of many segments in one call, see `horovod_quant.kernels.triton.each`.
 
 The steps that select signs stay on the device: `StepWords` has their addresses.
 """
@@ -15,10 +15,21 @@ from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.keys import ALL_ONES, RngKey
 from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.segment_offsets import keys_of_batch, rotated_offsets
+from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_offsets, copy_addresses, range_of
-from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
+from horovod_quant.kernels.triton.each import check_offsets, copy_words
+from horovod_quant.kernels.triton.launching import batch
+from horovod_quant.kernels.triton.table import (
+    SegmentTable,
+    before,
+    launch,
+    launch_groups,
+    range_of,
+    steps_of,
+    table_of_values,
+)
 
 _BYTES = 4
 _KEY_ENTRIES = 6  # see `rotated._entries_of`
@@ -26,13 +37,89 @@ _CHAIN = RngKey(0, "")
 
 
 class StepWords(NamedTuple):
-    """Addresses of the gradients' steps, and their memory."""
+    """Addresses of the segments' steps, and their memory."""
 
     addresses: np.ndarray
     payload: torch.Tensor
 
 
-def keys_of_numbers(keys: np.ndarray) -> np.ndarray:
+class RotatedSegments(SegmentKernels):
+    """Methods for rotated codes."""
+
+    def encode_rotated(
+        self, bits: int, trellis: bool, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
+    ) -> torch.Tensor:
+        table = table_of_values(segments)
+        filled, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        coordinates = _check(table, bits, words_at, scales_at, len(out))
+        columns = {
+            "source": table.addresses,
+            "target": out.data_ptr() + _BYTES * words_at,
+            "scale": out.data_ptr() + _BYTES * scales_at,
+            "start": np.array(segments.starts, np.int64),
+        }
+        steps_at = out.data_ptr() + _BYTES * (words_at - filled)
+        with batch():
+            if step_words is None:
+                _write_steps(segments.steps, steps_at, filled, out)
+                keys = _keys_of_numbers(keys_of_batch(segments, rounder))
+            else:
+                counts = filled.astype(np.int64)
+                copy_words(step_words.addresses, steps_at, counts, (step_words.payload, out))
+                keys = _keys_of_words(segments.chains, rounder.domain, step_words.addresses, rounder.rank)
+            if trellis:
+                _encode_to_trellis(table, bits, keys, columns, coordinates, out)
+            else:
+                _rotate(table, bits, False, columns, [out], keys)
+        return out
+
+    def step_words(self, payload: torch.Tensor, at: Sequence[int], elements: Sequence[int]) -> StepWords:
+        """Return the addresses of a payload's steps, for kernels alone."""
+        offsets = np.array(at[: len(elements)], np.int64)
+        return StepWords(payload.data_ptr() + _BYTES * offsets, payload)
+
+    def decode_rotated(
+        self,
+        bits: int,
+        trellis: bool,
+        segments: Batch,
+        domain: str,
+        payloads: Sequence[torch.Tensor],
+        at: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        if not payloads:
+            raise ValueError("no payloads to decode")
+        table, workers = SegmentTable(outs, "out"), len(payloads)
+        _, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
+        _check(table, bits, words_at, scales_at, min(map(len, payloads)))
+        pointers = np.empty((len(table), workers, 2 + _KEY_ENTRIES), np.int64)
+        for rank, payload in enumerate(payloads):
+            base = typed(payload, torch.int32, "payloads").data_ptr()
+            pointers[:, rank, 0] = base + _BYTES * words_at
+            pointers[:, rank, 1] = base + _BYTES * scales_at
+            steps = self.step_words(payload, at, segments.elements)
+            pointers[:, rank, 2:] = _keys_of_words(segments.chains, domain, steps.addresses, rank)
+        columns = {
+            "target": table.addresses,
+            "start": np.array(segments.starts, np.int64),
+            "factor": float_entry(factor),
+        }
+        with batch():
+            launch_groups(table, table.groups, ("add", bits, trellis, workers),
+                          lambda out: rotated.add_rotated(
+                              [payloads[0][: code_words(rotated_elements(1), bits)]] * workers,
+                              [payloads[0][:1].view(torch.float32)] * workers, bits,
+                              [_CHAIN.key("", 0)] * workers, 1.0, out, trellis=trellis,
+                          ),
+                          columns, payloads, [table],
+                          pointers.reshape(len(table), workers * (2 + _KEY_ENTRIES)))  # fmt: skip
+        return outs
+
+
+def _keys_of_numbers(keys: np.ndarray) -> np.ndarray:
     """Return the table entries of keys on the host.
 
     ``keys`` is uint32 ``[gradients, fields of Key]``.
@@ -44,7 +131,7 @@ def keys_of_numbers(keys: np.ndarray) -> np.ndarray:
     return found
 
 
-def keys_of_words(chains: Sequence[RngKey], domain: str, addresses: np.ndarray, rank: int) -> np.ndarray:
+def _keys_of_words(chains: Sequence[RngKey], domain: str, addresses: np.ndarray, rank: int) -> np.ndarray:
     """Return the table entries of keys whose steps are on the device."""
     found = np.zeros((len(chains), _KEY_ENTRIES), np.int64)
     found[:, 0] = np.array([chain.state(domain) for chain in chains], np.uint64).view(np.int64)
@@ -53,57 +140,23 @@ def keys_of_words(chains: Sequence[RngKey], domain: str, addresses: np.ndarray, 
     return found
 
 
-def write_steps(steps: Sequence[int], out: torch.Tensor, at: np.ndarray, filled: np.ndarray) -> None:
-    """Write each step to ``out[at[i]]``, for the gradients flagged in ``filled``."""
+def _write_steps(steps: Sequence[int], targets: np.ndarray, filled: np.ndarray, out: torch.Tensor) -> None:
+    """Write the steps of the segments flagged in ``filled``."""
     if not filled.any():
         return
     (step,) = steps_of("step", lambda: arrays.step_word(0, out[:1]))
-    targets = out.data_ptr() + _BYTES * at
     numbers = np.array(steps, np.int64) & ALL_ONES
     launch(step, tuple(filled.astype(int).tolist()), {"target": targets, "number": numbers}, out.device, [],
            [(targets, targets + _BYTES * filled)], kept=out)  # fmt: skip
 
 
-def copy_steps(steps: StepWords, out: torch.Tensor, at: np.ndarray, filled: np.ndarray) -> None:
-    """Copy each step to ``out[at[i]]``."""
-    counts = filled.astype(np.int64)
-    copy_addresses(steps.addresses, out.data_ptr() + _BYTES * at, counts, (steps.payload, out))
+def _rotate(table, bits, trellis, columns, written, keys):
+    return launch_groups(table, table.groups, ("rotate", bits, trellis),
+                         lambda x: rotated.encode_rotated(x, bits, _CHAIN.key("", 0), trellis=trellis),
+                         columns, [table], written, keys)  # fmt: skip
 
 
-def encode_rotated_each(
-    table: SegmentTable,
-    bits: int,
-    keys: np.ndarray,
-    starts: Sequence[int],
-    words_at: np.ndarray,
-    scales_at: np.ndarray,
-    out: torch.Tensor,
-    trellis: bool = False,
-) -> torch.Tensor:
-    """Encode rotated codes of gradients.
-
-    Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
-    ``keys`` are entries of `keys_of_numbers` or `keys_of_words`.
-    """
-    coordinates = _check(table, bits, words_at, scales_at, len(out))
-    base = typed(out, torch.int32, "out").data_ptr()
-    columns = {
-        "source": table.addresses,
-        "target": base + _BYTES * words_at,
-        "scale": base + _BYTES * scales_at,
-        "start": np.array(starts, np.int64),
-    }
-    if trellis:
-        _encode_to_trellis_each(table, bits, keys, columns, coordinates, out)
-        return out
-    for group in table.groups:
-        (step,) = _encoding_steps(table, group, bits, trellis)
-        launch(step, elements_of(table, group), {name: group.of(column) for name, column in columns.items()},
-               table.device, [table.range], [range_of(out)], _of_group(keys, group), (table, out))  # fmt: skip
-    return out
-
-
-def _encode_to_trellis_each(
+def _encode_to_trellis(
     table: SegmentTable,
     bits: int,
     keys: np.ndarray,
@@ -120,69 +173,10 @@ def _encode_to_trellis_each(
     scratch = {"norms": units.data_ptr() + _BYTES * tile_at, "squares": squares.data_ptr() + 8 * tile_at}
     rotating = {"source": columns["source"], "target": z_at, "start": columns["start"], **scratch}
     rounding = {"source": z_at, "target": columns["target"], "scale": columns["scale"], **scratch}
-    between = [range_of(z), range_of(units), range_of(squares)]
-    kept = (table, z, units, squares, out)
-    last = None
-    for group in table.groups:
-        rotate, last = _encoding_steps(table, group, bits, True)
-        launch(rotate, elements_of(table, group), {name: group.of(column) for name, column in rotating.items()},
-               table.device, [table.range], between, _of_group(keys, group), kept)  # fmt: skip
-    if last is not None:
-        launch(last, tuple(coordinates.tolist()), rounding, table.device, between, [range_of(out)], kept=kept)
-
-
-def _encoding_steps(table: SegmentTable, group: Any, bits: int, trellis: bool) -> list[Any]:
-    x = table.longest(group)[:1]
-    return steps_of(
-        ("rotate", group[:2], bits, trellis),
-        lambda: rotated.encode_rotated(x, bits, _CHAIN.key("", 0), trellis=trellis),
-    )
-
-
-def _of_group(keys: np.ndarray, group: Any) -> np.ndarray:
-    return keys if group.which is None else keys[group.which]
-
-
-def add_rotated_each(
-    pieces: Sequence[torch.Tensor],
-    words_at: np.ndarray,
-    scales_at: np.ndarray,
-    bits: int,
-    keys: Sequence[np.ndarray],
-    factor: float,
-    outs: Sequence[Any],
-    starts: Sequence[int],
-    trellis: bool = False,
-) -> None:
-    """Decode the sum of the workers' rotated codes.
-
-    Their pieces have the layout of `encode_rotated_each`. ``keys`` are each worker's entries.
-    """
-    if not 0 < len(pieces) == len(keys):
-        raise ValueError(f"{len(pieces)} pieces and {len(keys)} workers' keys")
-    table, workers = SegmentTable(outs, "out"), len(pieces)
-    _check(table, bits, words_at, scales_at, min(map(len, pieces)))
-    bases = np.array([typed(piece, torch.int32, "pieces").data_ptr() for piece in pieces], np.int64)
-    pointers = np.empty((len(table), workers, 2 + _KEY_ENTRIES), np.int64)
-    pointers[:, :, 0] = bases + _BYTES * words_at[:, None]
-    pointers[:, :, 1] = bases + _BYTES * scales_at[:, None]
-    for rank, worker_keys in enumerate(keys):
-        pointers[:, rank, 2:] = worker_keys
-    pointers = pointers.reshape(len(table), workers * (2 + _KEY_ENTRIES))
-    columns = {"target": table.addresses, "start": np.array(starts, np.int64), "factor": float_entry(factor)}
-    for group in table.groups:
-        out = table.longest(group)[:1]
-        (step,) = steps_of(
-            ("add", group[:2], bits, trellis, workers),
-            lambda: rotated.add_rotated(
-                [pieces[0][: code_words(rotated_elements(1), bits)]] * workers,  # noqa: B023
-                [pieces[0][:1].view(torch.float32)] * workers, bits,  # noqa: B023
-                [_CHAIN.key("", 0)] * workers, 1.0, out, trellis=trellis,  # noqa: B023
-            ),
-        )  # fmt: skip
-        selected = {name: group.of(column) for name, column in columns.items()}
-        launch(step, elements_of(table, group), selected, table.device, [range_of(piece) for piece in pieces],
-               [table.range], pointers if group.which is None else pointers[group.which], (table, pieces))  # fmt: skip
+    between = (z, units, squares)
+    for quantize in _rotate(table, bits, True, rotating, between, keys):
+        launch(quantize, tuple(coordinates.tolist()), rounding, table.device,
+               [range_of(one) for one in between], [range_of(out)], kept=(*between, out))  # fmt: skip
 
 
 def _check(

@@ -37,7 +37,8 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
+from horovod_quant.kernels.triton.jobs import Job
+from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Kernel, run, settle
 from horovod_quant.kernels.triton.tiles import words_of_a_tile
 
 MAX_LEVELS = 2**15 - 1
@@ -56,7 +57,6 @@ _TILES = 2  # tiles of single bits
 _REGISTERS = 128  # registers of an encoder's thread: none is spilled, and four programs run concurrently
 
 _bucket_maxima = Kernel(norms.bucket_maxima)
-_bucket_square_sums = Kernel(norms.bucket_square_sums)
 _bucket_sums = Kernel(norms.bucket_sums)
 _encode_sum = Kernel(encoding.encode_sum, maxnreg=_REGISTERS)
 _encode_codes = Kernel(encoding.encode_codes, maxnreg=_REGISTERS)
@@ -84,13 +84,7 @@ def bucket_maxima(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = 
 
 
 def bucket_square_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    x = floats(x, "x")
-    check_bucket_size(bucket_size)
-    sums = result(out, buckets(len(x), bucket_size), torch.float64, x.device)
-    bucket_size = _norm_bucket_size(len(x), bucket_size)
-    job = Job(len(x), _BUCKETS_TO_ADD * bucket_size, {"source": x, "target": sums})
-    run(_bucket_square_sums, job, **_shape(x), BUCKET=bucket_size, BUCKETS=_BUCKETS_TO_ADD)
-    return sums
+    return _sums(x, bucket_size, out, "square")
 
 
 def bucket_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = None) -> torch.Tensor:

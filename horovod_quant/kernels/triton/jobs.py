@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.layout import ceil_div
-from horovod_quant.kernels.triton.columns import NAMES
+from horovod_quant.kernels.triton.columns import INDEX
 
 Entry = Union[int, torch.Tensor]
 
-WIDTH = len(NAMES)
-INDEX = {name: number for number, name in enumerate(NAMES)}
+WIDTH = len(INDEX)
 _FIRST_BLOCK, _ELEMENTS, _POINTERS = (INDEX[name] for name in ("first_block", "elements", "pointers"))
 
 

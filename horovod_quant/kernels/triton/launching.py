@@ -22,30 +22,9 @@ import triton
 
 from horovod_quant.kernels.triton import staging, whole
 from horovod_quant.kernels.triton.direct import Launcher, device_index
-from horovod_quant.kernels.triton.jobs import Entry, Job, Rows, joined, table_of
+from horovod_quant.kernels.triton.jobs import Job, Rows, joined, table_of
 from horovod_quant.kernels.triton.ranges import Ranges
 from horovod_quant.kernels.triton.staging import on_device
-
-__all__ = [
-    "INTERPRETED",
-    "MAX_ELEMENTS",
-    "OPTIONS",
-    "Entry",
-    "Job",
-    "Kernel",
-    "Launch",
-    "Variant",
-    "batch",
-    "capture",
-    "on",
-    "on_device",
-    "run",
-    "run_call",
-    "run_rows",
-    "settle",
-    "stream_of",
-    "variants_of",
-]
 
 INTERPRETED = not isinstance(whole.copy_words, triton.runtime.JITFunction)
 """True if kernels run in Triton's interpreter, in host memory (TRITON_INTERPRET=1)."""
@@ -188,11 +167,6 @@ class Launch:
         self.is_barrier = False
         self._jobs, self._rows = list(jobs), list(rows)
         self._read, self._written = Ranges(), Ranges()
-
-    def __len__(self) -> int:
-        """Return the number of its tensors."""
-        of_rows = sum(sum(map(bool, rows.layout.programs)) for rows in self._rows)
-        return len(self._jobs) + of_rows
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs)

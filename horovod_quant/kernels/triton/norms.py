@@ -59,28 +59,15 @@ def _bucket_maxima(
 
 
 @triton.jit
-def bucket_square_sums(
-    table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
-    """Compute sums of squares.
-
-    ``BUCKETS`` buckets per program, a row of 32 elements of each at a time.
-    """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
-    if left == BUCKETS * BUCKET:
-        _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM="square", WHOLE=True)
-    else:
-        _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM="square", WHOLE=False)
-
-
-@triton.jit
 def bucket_sums(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, TERM: tl.constexpr,
 ):  # fmt: skip
-    """Compute sums of the elements (``TERM="itself"``) or magnitudes (``"magnitude"``), as `bucket_square_sums`."""
+    """Compute sums of a term of each element.
+
+    Terms are the elements (``TERM="itself"``), their magnitudes (``"magnitude"``) or squares (``"square"``).
+    ``BUCKETS`` buckets per program, a row of 32 elements of each at a time.
+    """
     row, block = row_and_block(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:

@@ -20,7 +20,8 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import INTERPRETED, Entry, Job, Kernel, run
+from horovod_quant.kernels.triton.jobs import Entry, Job
+from horovod_quant.kernels.triton.launching import INTERPRETED, Kernel, run
 
 IN_REGISTERS = 4 if INTERPRETED else 1
 """Tiles of a program: one warp has a bucket in registers; the interpreter is faster with more."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.buffer_view import BufferView
+from horovod_quant.kernels.segments import Batch
 from horovod_quant.kernels.triton.arguments import KINDS, current_device
 from horovod_quant.kernels.triton.jobs import Rows, layout_of
 from horovod_quant.kernels.triton.launching import INTERPRETED, Kernel, capture, run_rows
@@ -104,11 +105,6 @@ class SegmentTable:
     def __len__(self) -> int:
         return len(self.elements)
 
-    @property
-    def range(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the address ranges of all tensors: first and end."""
-        return self.addresses, self.addresses + self.sizes
-
     def counts(self, unit: int) -> np.ndarray:
         """Return the number of units that each tensor's elements fill."""
         return counts_of(self.elements, unit)
@@ -126,11 +122,17 @@ class SegmentTable:
         return tensor.reshape(-1) if isinstance(tensor, torch.Tensor) else tensor
 
 
-def table_of(outs: Sequence[Any], table: SegmentTable | None) -> SegmentTable:
+def table_of(outs: Sequence[Any], table: Any) -> SegmentTable:
     """Return the table of ``outs``: ``table``, if it describes exactly these tensors."""
-    if table is not None and len(table) == len(outs) and all(map(operator.is_, table.kept, outs)):
-        return table
-    return SegmentTable(outs, "out")
+    may_be = isinstance(table, SegmentTable) and len(table) == len(outs)
+    return table if may_be and all(map(operator.is_, table.kept, outs)) else SegmentTable(outs, "out")
+
+
+def table_of_values(segments: Batch) -> SegmentTable:
+    """Return the table of a batch's values, which the batch keeps."""
+    if segments.table is None:
+        segments.table = SegmentTable(segments.values)
+    return segments.table
 
 
 def _groups(kinds: Sequence[str], unaligned: np.ndarray) -> list[Group]:
@@ -204,5 +206,40 @@ def launch(
     run_rows(kernel, Rows(layout, columns, device, read, written, pointers, kept), constants)
 
 
-def elements_of(table: SegmentTable, group: Group) -> tuple[int, ...]:
-    return table.elements if group.which is None else tuple([table.elements[i] for i in group.which.tolist()])
+def launch_groups(
+    table: SegmentTable,
+    groups: Sequence[Group],
+    key: tuple[Any, ...],
+    call: Callable[[Any], Any],
+    columns: Mapping[str, Any],
+    read: Sequence[SegmentTable | torch.Tensor],
+    written: Sequence[SegmentTable | torch.Tensor],
+    pointers: np.ndarray | None = None,
+) -> list[Step]:
+    """Launch a function's first kernel once for each group.
+
+    Args:
+        key: what the function's launches depend on, beside the group's type and alignment.
+        call: calls the function for a tensor of one element.
+
+    Returns:
+        The function's other launches for the last group.
+    """
+    ranges = list(map(range_of, read)), list(map(range_of, written))
+    others: list[Step] = []
+    for group in groups:
+        first, *others = steps_of((*key, group[:2]), lambda: call(table.longest(group)[:1]))  # noqa: B023
+        elements = table.elements
+        if group.which is not None:
+            elements = tuple([elements[i] for i in group.which.tolist()])
+        selected = {name: group.of(column) for name, column in columns.items()}
+        launch(first, elements, selected, table.device, *ranges, group.of(pointers), (read, written))
+    return others
+
+
+def range_of(memory: SegmentTable | torch.Tensor) -> tuple[Any, Any]:
+    """Return first addresses and ends: a tensor's, or those of a table."""
+    if isinstance(memory, SegmentTable):
+        return memory.addresses, memory.addresses + memory.sizes
+    low = memory.data_ptr()
+    return low, low + memory.numel() * memory.element_size()
