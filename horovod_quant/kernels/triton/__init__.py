@@ -29,7 +29,6 @@ if not hasattr(triton, "constexpr_function"):
 from horovod_quant.kernels.triton.arrays import (
     TILES_AT_A_TIME,
     concatenate,
-    decode_parts,
     empty,
     mean,
     norms_of_square_sums,
@@ -84,7 +83,6 @@ __all__ = [
     "clip",
     "concatenate",
     "decode_exponential",
-    "decode_parts",
     "decode_rotated",
     "decode_signs",
     "decode_uniform_codes",
