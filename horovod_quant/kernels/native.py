@@ -403,7 +403,7 @@ def decode_rotated_sum(
 
 
 # ---- Elias coding ------------------------------------------------------------------------------------------------
-# Errors in a payload, a count or a code's name are raised by `reference`, which then runs on the same arguments.
+# Errors in a payload are raised by `reference`, which then runs on the same arguments.
 
 
 def elias_encode_codes(
@@ -411,9 +411,7 @@ def elias_encode_codes(
 ) -> np.ndarray | None:
     check_range("bits", bits, 2, 16)
     words = checked_code_words(words, elements, bits)
-    if not _fits_elias(elements, code):
-        return reference.elias_encode_codes(words, bits, elements, code, limit)
-    omega = code == "omega"
+    omega = _is_omega(elements, code)
     sizes = np.empty(2, np.int64)
     call("elias_measure", address(words), elements, bits, omega, address(sizes))
     sparse, dense = sizes.tolist()
@@ -435,27 +433,22 @@ def elias_decode_codes(
 
 
 def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarray | None:
-    """Return the packed codes; None for invalid arguments."""
-    if (
-        not isinstance(payload, np.ndarray)
-        or payload.dtype != np.uint8
-        or payload.ndim != 1
-        or not payload.size
-        or not _fits_elias(elements, code)
-    ):
+    """Return the packed codes; None for an invalid payload."""
+    payload, omega = validated(payload, np.uint8, "payload"), _is_omega(elements, code)
+    if not payload.size:
         return None
     if payload[0] & 1 and elements >= 8 * payload.size:  # dense, where every element takes at least a bit
         return None
-    payload = flat(payload, "payload")
     words = Out(out, code_words(elements, bits), np.int32)
-    arguments = (elements, bits, code == "omega", address(words.array))
+    arguments = (elements, bits, omega, address(words.array))
     if not call("elias_decode_codes", address(payload), len(payload), *arguments):
         return None
     return words.done()
 
 
-def _fits_elias(elements: int, code: str) -> bool:
-    return isinstance(elements, int) and 0 <= elements <= entropy.MAX_COUNT and code in ("gamma", "omega")
+def _is_omega(elements: int, code: str) -> bool:
+    check_range("elements", elements, 0, entropy.MAX_COUNT)
+    return entropy.elias_of(code).name == "omega"
 
 
 segments = NativeSegments(sys.modules[__name__])
