@@ -25,7 +25,7 @@ WITH_TRELLIS = "_trellis"
 _PREFIXES = ("bucket_", "tensor_", "encode_", "decode_", "rotated_samples", "rotated_sum_checks")
 _OTHERS = "vote binarize add_rotated mean scale less where minimum to_float16 to_float32"
 
-KERNELS = {name for name in vars(reference) if name.startswith(_PREFIXES)} - {"decode_parts"}
+KERNELS = {name for name in vars(reference) if name.startswith(_PREFIXES)}
 KERNELS |= set(_OTHERS.split())
 """Kernels whose work grows with the elements."""
 
@@ -259,12 +259,6 @@ class Watched:
         return self._found[name]
 
 
-def _decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable]]) -> np.ndarray:
-    for length, write in parts:
-        write(out[:length])
-    return out
-
-
 def _pack(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
     for length, dtype, fill in parts:
         fill(_ghost(length, dtype))
@@ -278,7 +272,6 @@ UNTIMED: dict[str, Callable] = {
     "concatenate": lambda arrays: _ghost(sum(map(len, arrays)), arrays[0].dtype),
     "view": lambda array, dtype: _ghost(len(array), dtype),
     "empty": _ghost,
-    "decode_parts": _decode_parts,
     "step_word": lambda number, out=None: _ghost(1, np.int32),
     "key_of_word": lambda chain, stage, word, worker=0: chain.key(stage, 0, worker),
     "pack_flags": lambda flags: _ghost(ceil_div(len(flags), 32), np.int32),

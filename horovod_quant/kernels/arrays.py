@@ -98,15 +98,6 @@ def empty(elements: int) -> np.ndarray:
     return np.empty(elements, np.float32)
 
 
-def decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable[[np.ndarray], Any]]]) -> np.ndarray:
-    """Decode to consecutive parts of ``out`` by each part's ``write(out)``; return ``out``."""
-    position = 0
-    for length, write in parts:
-        write(out[position : position + length])
-        position += length
-    return out
-
-
 def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
     """Return an int32 array with the low 32 bits of a number.
 

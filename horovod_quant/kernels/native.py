@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovod_quant.kernels import clipping, entropy, reference, rotated_sums, rotation, sums
-from horovod_quant.kernels.arrays import (
+from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     address,
     concatenate,
-    decode_parts,
     empty,
     key_of_word,
     pack,
@@ -44,7 +43,7 @@ from horovod_quant.kernels.native_arguments import (
 )
 from horovod_quant.kernels.native_library import call
 from horovod_quant.kernels.native_segments import NativeSegments
-from horovod_quant.kernels.reference import (
+from horovod_quant.kernels.reference import (  # noqa: F401 (part of every backend)
     add_exponential,
     codes_of_digits,
     decoding_scales,
@@ -65,84 +64,34 @@ from horovod_quant.kernels.reference import (
     where,
 )
 
-__all__ = [
-    "with_nan_tiles",
-    "view",
-    "unpack_flags",
-    "empty",
-    "step_word",
-    "pack_flags",
-    "key_of_word",
-    "decode_parts",
-    "concatenate",
-    "pack",
-    "TILES_AT_A_TIME",
-    "add_exponential",
-    "add_rotated",
-    "binarize",
-    "bucket_magnitude_sums",
-    "bucket_maxima",
-    "bucket_square_sums",
-    "bucket_sums",
-    "clip",
-    "codes_of_digits",
-    "decode_exponential",
-    "decode_rotated",
-    "decode_rotated_sum",
-    "decode_signs",
-    "decode_uniform_codes",
-    "decode_uniform_sum",
-    "decoding_scales",
-    "elias_decode_codes",
-    "elias_encode_codes",
-    "encode_exponential",
-    "encode_rotated",
-    "encode_rotated_sum",
-    "encode_uniform_codes",
-    "encode_uniform_sum",
-    "exponential_values",
-    "less",
-    "mean",
-    "minimum",
-    "next_powers_of_two",
-    "norms_of_square_sums",
-    "pack_codes",
-    "pack_sum",
-    "rotated_samples",
-    "rotated_sum_checks",
-    "round_exponential",
-    "round_uniform",
-    "scale",
-    "tensor_deviation",
-    "tensor_maximum",
-    "tensor_mean_magnitude",
-    "to_float16",
-    "to_float32",
-    "unpack_codes",
-    "unpack_sum",
-    "vote",
-    "where",
-]
-
 NAME = "native"
+
+
+def _named(name, kernel):
+    """Return a kernel with its name, for messages and profiles."""
+    kernel.__name__ = kernel.__qualname__ = name
+    return kernel
+
 
 # ---- norms -------------------------------------------------------------------------------------------------------
 
 
-def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    return _bucket_norms("bucket_maxima", x, bucket_size, out, np.float32)
+def _bucket_kernel(name, dtype):
+    def compute(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+        kind = type_of(x, "x")
+        x = flat(x, "x")
+        check_bucket_size(bucket_size)
+        result = Out(out, buckets(len(x), bucket_size), dtype)
+        call(name, address(x), kind, len(x), bucket_size, address(result.array))
+        return result.done()
+
+    return _named(name, compute)
 
 
-def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    return _bucket_norms("bucket_square_sums", x, bucket_size, out, np.float64)
-
-
-def bucket_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    return _bucket_norms("bucket_sums", x, bucket_size, out, np.float64)
-
-
-def bucket_magnitude_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    return _bucket_norms("bucket_magnitude_sums", x, bucket_size, out, np.float64)
+bucket_maxima = _bucket_kernel("bucket_maxima", np.float32)
+bucket_square_sums = _bucket_kernel("bucket_square_sums", np.float64)
+bucket_sums = _bucket_kernel("bucket_sums", np.float64)
+bucket_magnitude_sums = _bucket_kernel("bucket_magnitude_sums", np.float64)
 
 
 def tensor_maximum(x: np.ndarray) -> np.ndarray:
@@ -157,20 +106,11 @@ def tensor_deviation(x: np.ndarray) -> np.ndarray:
     return sums.tensor_deviation(sys.modules[__name__], x)
 
 
-def _bucket_norms(kernel, x, bucket_size, out, dtype):
-    kind = type_of(x, "x")
-    x = flat(x, "x")
-    check_bucket_size(bucket_size)
-    result = Out(out, buckets(len(x), bucket_size), dtype)
-    call(kernel, address(x), kind, len(x), bucket_size, address(result.array))
-    return result.done()
-
-
 def clip(x: np.ndarray, most: float) -> np.ndarray:
     return clipping.clip(sys.modules[__name__], x, most)
 
 
-# ---- uniform levels ----------------------------------------------------------------------------------------------
+# ---- sums of uniform levels --------------------------------------------------------------------------------------
 
 
 def encode_uniform_sum(
@@ -187,20 +127,6 @@ def encode_uniform_sum(
     check_range("width", width, 1, 16)
     arguments = (levels, words_of(key), start, width)
     return _encode("encode_uniform_sum", x, norms, bucket_size, arguments, sum_words(len(x), width), out)
-
-
-def encode_uniform_codes(
-    x: np.ndarray,
-    norms: np.ndarray,
-    bucket_size: int,
-    bits: int,
-    key: Key,
-    start: int = 0,
-    out: np.ndarray | None = None,
-) -> np.ndarray:
-    check_range("bits", bits, 2, 16)
-    arguments = (words_of(key), start, bits)
-    return _encode("encode_uniform_codes", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
 
 
 def _encode(kernel, x, norms, bucket_size, arguments, length, out):
@@ -230,28 +156,6 @@ def decode_uniform_sum(
     return _decode("decode_uniform_sum", address(words), address(norms), arguments, out)
 
 
-def decode_uniform_codes(
-    words: Sequence[np.ndarray],
-    norms: Sequence[np.ndarray],
-    bucket_size: int,
-    bits: int,
-    factor: float,
-    out: np.ndarray,
-) -> np.ndarray:
-    check_range("bits", bits, 2, 16)
-    return _decode_workers("decode_uniform_codes", words, norms, bucket_size, bits, factor, out)
-
-
-def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
-    if not 0 < len(words) == len(norms):
-        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
-    words = [checked_code_words(one, len(out), bits) for one in words]
-    norms = [checked_norms(one, len(out), bucket_size) for one in norms]
-    units = np.empty(16 * len(words), np.float32)
-    arguments = (len(words), len(out), bucket_size, bits, factor, address(units))
-    return _decode(kernel, pointers(words), pointers(norms), arguments, out)
-
-
 def _decode(kernel, words, norms, arguments, out):
     kind = type_of(out, "out")
     result = Out(out, len(out), out.dtype)
@@ -259,7 +163,51 @@ def _decode(kernel, words, norms, arguments, out):
     return result.done()
 
 
-# ---- exponential levels ------------------------------------------------------------------------------------------
+# ---- codes of levels ---------------------------------------------------------------------------------------------
+
+
+def _encoder(name, most_bits):
+    def encode(
+        x: np.ndarray,
+        norms: np.ndarray,
+        bucket_size: int,
+        bits: int,
+        key: Key,
+        start: int = 0,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        check_range("bits", bits, 2, most_bits)
+        arguments = (words_of(key), start, bits)
+        return _encode(name, x, norms, bucket_size, arguments, code_words(len(x), bits), out)
+
+    return _named(name, encode)
+
+
+def _decoder(name, most_bits):
+    def decode(
+        words: Sequence[np.ndarray],
+        norms: Sequence[np.ndarray],
+        bucket_size: int,
+        bits: int,
+        factor: float,
+        out: np.ndarray,
+    ) -> np.ndarray:
+        check_range("bits", bits, 2, most_bits)
+        if not 0 < len(words) == len(norms):
+            raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
+        words = [checked_code_words(one, len(out), bits) for one in words]
+        norms = [checked_norms(one, len(out), bucket_size) for one in norms]
+        units = np.empty(16 * len(words), np.float32)
+        arguments = (len(words), len(out), bucket_size, bits, factor, address(units))
+        return _decode(name, pointers(words), pointers(norms), arguments, out)
+
+    return _named(name, decode)
+
+
+encode_uniform_codes = _encoder("encode_uniform_codes", 16)
+encode_exponential = _encoder("encode_exponential", 8)
+decode_uniform_codes = _decoder("decode_uniform_codes", 16)
+decode_exponential = _decoder("decode_exponential", 8)
 
 
 def round_exponential(
@@ -269,39 +217,13 @@ def round_exponential(
     return _encode("round_exponential", x, norms, bucket_size, (words_of(key), start, bits), len(x), None)
 
 
-def encode_exponential(
-    x: np.ndarray,
-    norms: np.ndarray,
-    bucket_size: int,
-    bits: int,
-    key: Key,
-    start: int = 0,
-    out: np.ndarray | None = None,
-) -> np.ndarray:
-    check_range("bits", bits, 2, 8)
-    arguments = (words_of(key), start, bits)
-    return _encode("encode_exponential", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
-
-
-def decode_exponential(
-    words: Sequence[np.ndarray],
-    norms: Sequence[np.ndarray],
-    bucket_size: int,
-    bits: int,
-    factor: float,
-    out: np.ndarray,
-) -> np.ndarray:
-    check_range("bits", bits, 2, 8)
-    return _decode_workers("decode_exponential", words, norms, bucket_size, bits, factor, out)
-
-
 # ---- one bit -----------------------------------------------------------------------------------------------------
 
 
 def binarize(
     gradient: np.ndarray,
     momentum: np.ndarray,
-    scale: np.ndarray,
+    scale: np.ndarray,  # noqa: F811 (not the kernel)
     beta: float,
     key: Key,
     start: int = 0,
@@ -463,7 +385,7 @@ def decode_rotated_sum(
 
 
 # ---- Elias coding ------------------------------------------------------------------------------------------------
-# Errors in a payload, a count or a code's name are raised by `reference`, which then runs on the same arguments.
+# Errors in a payload are raised by `reference`, which then runs on the same arguments.
 
 
 def elias_encode_codes(
@@ -471,9 +393,7 @@ def elias_encode_codes(
 ) -> np.ndarray | None:
     check_range("bits", bits, 2, 16)
     words = checked_code_words(words, elements, bits)
-    if not _fits_elias(elements, code):
-        return reference.elias_encode_codes(words, bits, elements, code, limit)
-    omega = code == "omega"
+    omega = _is_omega(elements, code)
     sizes = np.empty(2, np.int64)
     call("elias_measure", address(words), elements, bits, omega, address(sizes))
     sparse, dense = sizes.tolist()
@@ -495,27 +415,22 @@ def elias_decode_codes(
 
 
 def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarray | None:
-    """Return the packed codes; None for invalid arguments."""
-    if (
-        not isinstance(payload, np.ndarray)
-        or payload.dtype != np.uint8
-        or payload.ndim != 1
-        or not payload.size
-        or not _fits_elias(elements, code)
-    ):
+    """Return the packed codes; None for an invalid payload."""
+    payload, omega = validated(payload, np.uint8, "payload"), _is_omega(elements, code)
+    if not payload.size:
         return None
     if payload[0] & 1 and elements >= 8 * payload.size:  # dense, where every element takes at least a bit
         return None
-    payload = flat(payload, "payload")
     words = Out(out, code_words(elements, bits), np.int32)
-    arguments = (elements, bits, code == "omega", address(words.array))
+    arguments = (elements, bits, omega, address(words.array))
     if not call("elias_decode_codes", address(payload), len(payload), *arguments):
         return None
     return words.done()
 
 
-def _fits_elias(elements: int, code: str) -> bool:
-    return isinstance(elements, int) and 0 <= elements <= entropy.MAX_COUNT and code in ("gamma", "omega")
+def _is_omega(elements: int, code: str) -> bool:
+    check_range("elements", elements, 0, entropy.MAX_COUNT)
+    return entropy.elias_of(code).name == "omega"
 
 
 segments = NativeSegments(sys.modules[__name__])

@@ -142,7 +142,7 @@ KERNEL(void, round_exponential)(const void* x, i64 type, i64 count, const float*
 
 // ---- norms and codes ----------------------------------------------------------------------------------------------
 
-enum NormKind : i64 { GIVEN, MAXIMUM, ROOT };  // MAXIMUM and ROOT: _NORM_KINDS of native_each.py
+enum NormKind : i64 { GIVEN, MAXIMUM, ROOT };  // MAXIMUM and ROOT: _NORM_KINDS of native_segments.py
 
 template <class Norm>
 __attribute__((noinline)) float* block_norms(const float* values, i64 rows, i64 bucket_rows, float* out) {

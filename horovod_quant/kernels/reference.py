@@ -21,7 +21,6 @@ from horovod_quant.kernels import clipping, entropy, sums
 from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     concatenate,
-    decode_parts,
     empty,
     key_of_word,
     pack,

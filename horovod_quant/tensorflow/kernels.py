@@ -769,14 +769,6 @@ def empty(elements: int) -> tf.TensorSpec:
     return tf.TensorSpec([elements], tf.float32)
 
 
-def decode_parts(
-    out: tf.TensorSpec, parts: Sequence[tuple[int, Callable[[tf.TensorSpec], Any]]]
-) -> tf.Tensor:
-    """Concatenate the results of each part's ``write``."""
-    written = [write(tf.TensorSpec([length], out.dtype)) for length, write in parts]
-    return concatenate([tf.zeros([0], out.dtype), *written])
-
-
 def view(array: Any, dtype: Any) -> tf.Tensor:
     array = tf.convert_to_tensor(array)
     return array if array.dtype == dtype else tf.bitcast(array, dtype)

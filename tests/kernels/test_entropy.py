@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -10,19 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from horovod_quant.kernels import entropy
-from horovod_quant.kernels.entropy import (
-    MAX_COUNT,
-    MAX_MAGNITUDE,
-    CorruptPayloadError,
-    decode,
-    encode,
-    gamma_length,
-    omega_length,
-)
+from horovod_quant.kernels.entropy import MAX_COUNT, MAX_MAGNITUDE, CorruptPayloadError, decode, encode
 
 CODES = ("gamma", "omega")
-LENGTHS = {"gamma": gamma_length, "omega": omega_length}
 SIZES = (0, 1, 2, 7, 8, 31, 32, 33, 1000)
+
+
+def length_of(code: str, v: Any) -> np.ndarray:
+    return entropy.elias_of(code).words(np.array(v))[1]
+
 
 both_codes = pytest.mark.parametrize("code", CODES)
 
@@ -103,7 +101,7 @@ gradients = st.one_of(
 )
 def test_code_words_are_the_hand_computed_ones(v: int, gamma_bits: str, omega_bits: str) -> None:
     assert (gamma(v), omega(v)) == (gamma_bits, omega_bits)
-    for elias, bits in ((entropy._CODES["gamma"], gamma_bits), (entropy._CODES["omega"], omega_bits)):
+    for elias, bits in ((entropy.elias_of("gamma"), gamma_bits), (entropy.elias_of("omega"), omega_bits)):
         word, length = elias.words(np.array([v]))
         assert format(int(word[0]), f"0{int(length[0])}b")[::-1] == bits
 
@@ -146,20 +144,13 @@ def test_payload_is_the_shorter_layout_of_the_specification(code: str, values: n
 def test_lengths_are_those_of_the_code_words(code: str) -> None:
     near_powers = [2**k + step for k in range(2, 53) for step in (-1, 0, 1)]
     v = np.array([*range(1, 5000), *near_powers])
-    np.testing.assert_array_equal(LENGTHS[code](v), [len(ELIAS[code](int(k))) for k in v])
-
-
-@both_codes
-def test_lengths_keep_the_shape(code: str) -> None:
-    assert LENGTHS[code](np.ones((2, 3), np.uint8)).shape == (2, 3)
-    assert LENGTHS[code](np.ones((0,), np.int32)).shape == (0,)
-    assert LENGTHS[code](4) == len(ELIAS[code](4))
+    np.testing.assert_array_equal(length_of(code, v), [len(ELIAS[code](int(k))) for k in v])
 
 
 @both_codes
 @given(values=gradients)
 def test_payload_size_agrees_with_the_lengths(code: str, values: np.ndarray) -> None:
-    length = LENGTHS[code]
+    length = partial(length_of, code)
     hits = np.flatnonzero(values)
     magnitudes = np.abs(values[hits])
     gaps = np.diff(hits, prepend=-1, append=values.size)
@@ -244,7 +235,7 @@ def test_gaps_across_a_hundred_million_elements_survive(code: str) -> None:
     values = np.zeros(10**8, np.int32)
     values[-2] = -MAX_MAGNITUDE
     payload = encode(values, code)
-    assert payload.size == -(-(1 + LENGTHS[code]([10**8 - 1, MAX_MAGNITUDE, 2]).sum() + 1) // 8)
+    assert payload.size == -(-(1 + length_of(code, [10**8 - 1, MAX_MAGNITUDE, 2]).sum() + 1) // 8)
     decoded = decode(payload, values.size, MAX_MAGNITUDE, code)
     assert np.flatnonzero(decoded).tolist() == [10**8 - 2]
     assert decoded[-2] == -MAX_MAGNITUDE
@@ -252,7 +243,7 @@ def test_gaps_across_a_hundred_million_elements_survive(code: str) -> None:
 
 @both_codes
 def test_longest_gap_fits_one_load_at_every_bit_offset(code: str) -> None:
-    elias = entropy._CODES[code]
+    elias = entropy.elias_of(code)
     gap = np.array([MAX_COUNT + 1])
     word, length = elias.words(gap)
     assert int(length[0]) <= 57
@@ -397,23 +388,9 @@ def test_an_impossible_count_is_refused_before_memory_is_taken() -> None:
             decode(np.full(10, 255, np.uint8), MAX_COUNT, 7)
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        np.zeros(0, np.uint8),
-        np.zeros(4, np.int8),
-        np.zeros(4, np.float32),
-        np.zeros((2, 2), np.uint8),
-        np.zeros((), np.uint8),
-        [0, 0],
-        b"\x02",
-        None,
-    ],
-    ids=repr,
-)
-def test_a_payload_that_is_no_flat_byte_array_is_refused(payload: object) -> None:
-    with pytest.raises(CorruptPayloadError, match="payload"):
-        decode(payload, 0, 7)
+def test_an_empty_payload_is_refused() -> None:
+    with pytest.raises(CorruptPayloadError, match="payload is empty"):
+        decode(np.zeros(0, np.uint8), 0, 7)
 
 
 def test_the_code_is_part_of_the_contract() -> None:
@@ -422,53 +399,8 @@ def test_the_code_is_part_of_the_contract() -> None:
         decode(encode(values, "gamma"), 1000, 7, "omega")
 
 
-# ---- arguments
-
-
-@pytest.mark.parametrize(
-    ("values", "error", "message"),
-    [
-        (np.zeros(3, np.int64), TypeError, "values has type int64; it must be a numpy array of int32"),
-        (np.zeros(3, np.float32), TypeError, "values has type float32"),
-        ([1, 2], TypeError, "values has type list"),
-        (np.zeros((2, 2), np.int32), ValueError, r"values has shape \(2, 2\); it must be flat"),
-        (levels(0, 2**15), ValueError, "values has levels from 0 to 32768; magnitudes must be at most 32767"),
-        (levels(-(2**31), 0), ValueError, "values has levels from -2147483648 to 0"),
-        (np.broadcast_to(np.int32(0), MAX_COUNT + 1), ValueError, "encode it in pieces"),
-    ],
-    ids=["int64", "float32", "list", "matrix", "too large", "int32 minimum", "too long"],
-)
-def test_encode_refuses_bad_gradients(values: object, error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        encode(values)
-
-
 @pytest.mark.parametrize("code", ["delta", "", None, 3, ["gamma"]])
 def test_unknown_codes_are_refused(code: object) -> None:
     for call in (lambda: encode(levels(1), code), lambda: decode(np.zeros(1, np.uint8), 1, 1, code)):
         with pytest.raises(ValueError, match="code=.* is unknown; use 'gamma' or 'omega'"):
             call()
-
-
-@pytest.mark.parametrize(
-    ("count", "largest", "error", "message"),
-    [
-        (-1, 7, ValueError, "count=-1 is out of range"),
-        (MAX_COUNT + 1, 7, ValueError, "count=.* is out of range"),
-        (1.5, 7, TypeError, "count=1.5 must be an integer"),
-        (1, 0, ValueError, "max_magnitude=0 is out of range"),
-        (1, 2**15, ValueError, "max_magnitude=32768 is out of range; it must be from 1 to 32767"),
-        (1, "7", TypeError, "max_magnitude='7' must be an integer"),
-    ],
-)
-def test_decode_refuses_bad_arguments(count: object, largest: object, error: type, message: str) -> None:
-    with pytest.raises(error, match=message) as refusal:
-        decode(encode(levels(1)), count, largest)
-    assert not isinstance(refusal.value, CorruptPayloadError)
-
-
-@both_codes
-@pytest.mark.parametrize(("v", "error"), [(0, ValueError), ([1, -1], ValueError), (1.0, TypeError)])
-def test_lengths_refuse_what_has_no_code_word(code: str, v: object, error: type) -> None:
-    with pytest.raises(error, match="v has"):
-        LENGTHS[code](v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import platform
 import shutil
 import subprocess
@@ -37,11 +38,11 @@ from native_builds import (
     sanitized,
 )
 
-from horovod_quant.kernels import native, native_each, native_library, reference
+from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.buffer_view import BufferView
-from horovod_quant.kernels.native_each import SegmentTable
-from horovod_quant.kernels.segments import Batch
+from horovod_quant.kernels.keys import RngKey
+from horovod_quant.kernels.segments import Batch, Rounder
 
 INSTALLED = "installed"
 
@@ -79,7 +80,7 @@ class Native:
         given: makes of arrays what kernels get as the values of a batch, and to write to.
     """
 
-    kernels = native.__all__
+    kernels = dir(native)
 
     def __init__(self, instruction_set: str, array: Callable = np.copy, given: Callable = itself) -> None:
         self.name = f"native {instruction_set}"
@@ -160,9 +161,10 @@ def test_kernels_for_many_segments_take_addresses(topic: str, number: int) -> No
 
 
 def test_every_kernel_is_compared() -> None:
-    shared = {name for name in native.__all__ if getattr(native, name) is getattr(reference, name)}
-    assert set(native.__all__) - shared <= compared_kernels("native")
-    assert set(native.__all__) <= set(dir(reference))
+    functions = {name for name, value in vars(native).items() if inspect.isfunction(value) and name[0] != "_"}
+    own = {name for name in functions if getattr(native, name).__module__ == native.__name__}
+    assert own <= compared_kernels("native")
+    assert own <= set(dir(reference))
 
 
 # ---- what does not fit
@@ -174,60 +176,70 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 
 X, NORMS, WORDS = np.ones(100, np.float32), np.ones(4, np.float32), np.zeros(512, np.int32)
-WIDE, SHORT = X.astype(np.float64), WORDS[:31]
-ONE, TWO = SegmentTable([X]), SegmentTable([X, X])
-AT, START, KEYS, TWO_KEYS = np.array([0]), [0], np.zeros((1, 6)), np.zeros((2, 6))
-UNIFORM, EXPONENTIAL = ("uniform", "max", ONE), ("exponential", "l2", ONE)
+WIDE, SHORT, ROUNDER = X.astype(np.float64), WORDS[:31], Rounder("worker")
+
+
+def batch_of(*values: np.ndarray, starts: int | None = None, states: Sequence = ()) -> Batch:
+    """Segments that begin their tensors. ``starts`` is the number of their starts, if not that of the values."""
+    lengths = tuple(map(len, values))
+    zeros = [0] * len(lengths)
+    return Batch(lengths, zeros[:starts], [RngKey(0, "w")] * len(lengths), zeros, values, states)
+
+
+ONE, TWO, UNLIKE = batch_of(X), batch_of(X, X), batch_of(X, X, starts=1)
+AT, OUTS = [0, 64, 128], [X, X]
+UNIFORM, EXPONENTIAL = ("uniform", "max"), ("exponential", "l2")
+STATE = (X, X, 0.9)
 
 REFUSED_TOGETHER = [
-    Refused("SegmentTable", ([X, X.astype(np.int32)],), "x has dtype int32"),
-    Refused("SegmentTable", ([X.reshape(10, 10)],), r"x has shape \(10, 10\)"),
-    Refused("bucket_maxima_each", (ONE, 33), "bucket_size=33"),
-    Refused("encode_uniform_sum_each", (ONE, NORMS[:3], 32, 7, 4, KEYS, START, WORDS), "3 norms for 4 buckets"),
-    Refused("encode_uniform_sum_each", (ONE, NORMS, 32, 7, 4, TWO_KEYS, START, WORDS), "keys are"),
-    Refused("encode_uniform_sum_each", (ONE, NORMS, 32, 7, 4, KEYS, START, SHORT), r"must be int32\[32\]"),
-    Refused("decode_uniform_sum_each", (SHORT, NORMS, 32, 7, 4, 1.0, [X]), "31 words"),
-    Refused("decode_uniform_sum_each", (WORDS[:32], NORMS[:3], 32, 7, 4, 1.0, [X]), "3 norms"),
-    Refused("binarize_each", (ONE, [], [X], [0.9], KEYS, START, AT, WORDS), "0 momenta, 1 scales and 1 betas"),
-    Refused("binarize_each", (ONE, [X[:99]], [X], [0.9], KEYS, START, AT, WORDS),
+    Refused("convert", (batch_of(X, X.astype(np.int32)), "float32"), "x has dtype int32"),
+    Refused("convert", (batch_of(X.reshape(10, 10)), "float32"), r"x has shape \(10, 10\)"),
+    Refused("scale", ([X], 1.0, [X[:99]]), "arrays of"),
+    Refused("scale", ([X, X], 1.0, [X]), "arrays of"),
+    Refused("norms", ("max", 33, ONE), "bucket_size=33"),
+    Refused("encode_sums", (32, 7, 4, ONE, ROUNDER, NORMS[:3], [0, 4]), "3 norms for 4 buckets"),
+    Refused("encode_sums", (32, 0, 4, ONE, ROUNDER, NORMS, [0, 4]), "levels=0"),
+    Refused("encode_sums", (32, 7, 4, UNLIKE, ROUNDER, X[:8], [0, 4, 8]), "1 starts, 2 chains"),
+    Refused("encode_sums", (32, 7, 4, Batch((100,), [0], [], [], [X]), ROUNDER, NORMS, [0, 4]), "0 chains"),
+    Refused("encode_sums", (32, 7, 4, ONE.with_values([X, X]), ROUNDER, X[:8], [0, 4]), "of 2 gradients"),
+    Refused("decode_sums", (32, 7, 4, SHORT, [0, 31], NORMS, [0, 4], [0], 1.0, [X]), "31 words"),
+    Refused("decode_sums", (32, 7, 4, WORDS, [0, 32], NORMS[:3], [0, 4], [0], 1.0, [X]), "3 norms"),
+    Refused("binarize", (ONE, ROUNDER, AT), "0 states of 1"),
+    Refused("binarize", (batch_of(X, states=[(X[:99], X, 0.9)]), ROUNDER, AT),
             r"momenta\[0\] is float32\[99\]; it must be float32\[100\]"),
-    Refused("binarize_each", (TWO, [X, X], [X, WIDE], [0.9, 0.9], TWO_KEYS, [0, 0], AT, WORDS),
+    Refused("binarize", (batch_of(X, X, states=[STATE, (X, WIDE, 0.9)]), ROUNDER, AT),
             r"scales\[1\] is float64\[100\]; it must be float32\[100\]"),
-    Refused("binarize_each", (ONE, [X], [X], [0.9], TWO_KEYS, START, AT, WORDS), "keys are"),
-    Refused("binarize_each", (ONE, [X], [X], [0.9], KEYS, START, AT, SHORT), "not all within 31 words"),
-    Refused("vote_each", ([], AT, AT + 1, KEYS, START, WORDS), "0 workers' pieces"),
-    Refused("vote_each", ([WORDS[:32], SHORT], AT, AT + 1, KEYS, START, WORDS), "not all within 31 words"),
-    Refused("vote_each", ([WORDS], AT, AT - 1, KEYS, START, WORDS), "give at least one"),
-    Refused("vote_each", ([WORDS], AT, AT + 1, KEYS, [], WORDS), "keys are"),
-    Refused("decode_signs_each", (SHORT, AT, 1.0, [X]), "not all within 31 words"),
-    Refused("scale_each", (ONE, 1.0, [X[:99]]), "arrays of"),
-    Refused("encode_norms_and_codes_each", (*UNIFORM, 32, 17, KEYS, START, AT, WORDS), "bits=17"),
-    Refused("encode_norms_and_codes_each", (*EXPONENTIAL, 32, 9, KEYS, START, AT, WORDS), "bits=9"),
-    Refused("encode_norms_and_codes_each", (*EXPONENTIAL, 33, 4, KEYS, START, AT, WORDS), "bucket_size=33"),
-    Refused("encode_norms_and_codes_each", (*UNIFORM, 32, 4, TWO_KEYS, START, AT, WORDS), "keys are"),
-    Refused("encode_norms_and_codes_each", (*UNIFORM, 32, 4, KEYS, START, AT + 1, WORDS[:36]),
-            "offsets of 1 gradients' payloads"),
-    Refused("encode_norms_and_codes_each", (*UNIFORM, 32, 4, KEYS, START, AT - 1, WORDS), "offsets of"),
-    Refused("decode_codes_each", ("uniform", [], AT, [], AT, 32, 4, 1.0, [X]), "0 workers' pieces"),
-    Refused("decode_codes_each", ("uniform", [WORDS], AT, [NORMS[:3]], AT, 32, 4, 1.0, [X]),
-            "offsets of 1 gradients' norms"),
-    Refused("decode_codes_each", ("exponential", [WORDS, WORDS[:11]], AT, [NORMS, NORMS], AT, 32, 4, 1.0, [X]),
-            "offsets of 1 gradients' words"),
-    Refused("decode_codes_each", ("exponential", [WORDS], AT, [WIDE], AT, 32, 4, 1.0, [X]), "norms has dtype float64"),
-    Refused("decode_codes_each", ("exponential", [WORDS], AT, [NORMS], AT, 33, 4, 1.0, [X]), "bucket_size=33"),
-    Refused("encode_rotated_each", (ONE, 5, KEYS, START, AT, AT + 31, WORDS), "bits=5"),
-    Refused("encode_rotated_each", (ONE, 2, KEYS, START, AT, AT + 32, WORDS[:32]), "offsets of"),
-    Refused("encode_rotated_each", (ONE, 2, KEYS, START, AT - 1, AT + 32, WORDS), "offsets of"),
-    Refused("add_rotated_each", ([], AT, AT, 2, KEYS[:, None], 1.0, [X], START), "no pieces"),
-    Refused("add_rotated_each", ([WORDS, SHORT], AT, AT, 2, TWO_KEYS[None], 1.0, [X], START), "offsets of"),
-    Refused("add_rotated_each", ([WORDS], AT, AT, 2, TWO_KEYS[None], 1.0, [X], START), "keys are"),
+    Refused("binarize", (batch_of(X, starts=0, states=[STATE]), ROUNDER, AT), "0 starts"),
+    Refused("binarize", (batch_of(X, states=[STATE]), ROUNDER, [0, 31]), "not all within 31 words"),
+    Refused("vote", ([], ONE, ROUNDER, AT), "no payloads"),
+    Refused("vote", ([WORDS, SHORT], ONE, ROUNDER, AT), "not all within 31 words"),
+    Refused("vote", ([WORDS], UNLIKE, ROUNDER, AT), "1 starts"),
+    Refused("decode_signs", (WORDS[:95], TWO, AT, 1.0, OUTS), "not all within 95 words"),
+    Refused("encode_codes", (*UNIFORM, 32, 17, ONE, ROUNDER, AT), "bits=17"),
+    Refused("encode_codes", (*EXPONENTIAL, 32, 9, ONE, ROUNDER, AT), "bits=9"),
+    Refused("encode_codes", (*EXPONENTIAL, 33, 4, ONE, ROUNDER, AT), "bucket_size=33"),
+    Refused("encode_codes", (*UNIFORM, 32, 4, UNLIKE, ROUNDER, AT), "1 starts"),
+    Refused("encode_codes", (*UNIFORM, 32, 4, ONE, ROUNDER, [1, 20]), "offsets of 1 gradients' payloads"),
+    Refused("encode_codes", (*UNIFORM, 32, 4, ONE, ROUNDER, [-1, 64]), "offsets of"),
+    Refused("decode_codes", ("uniform", 32, 4, [], AT, 1.0, OUTS), "no payloads"),
+    Refused("decode_codes", ("exponential", 32, 4, [WORDS, WORDS[:64]], AT, 1.0, OUTS), "not all within 64"),
+    Refused("decode_codes", ("exponential", 32, 9, [WORDS], AT, 1.0, OUTS), "bits=9"),
+    Refused("decode_codes", ("exponential", 33, 4, [WORDS], AT, 1.0, OUTS), "bucket_size=33"),
+    Refused("decode_codes", ("uniform", 32, 4, [WIDE], AT, 1.0, OUTS), "payloads has dtype float64"),
+    Refused("encode_rotated", (5, False, ONE, ROUNDER, AT), "bits=5"),
+    Refused("encode_rotated", (2, False, ONE, ROUNDER, [0, 32]), "gradients' words"),
+    Refused("encode_rotated", (2, False, ONE, ROUNDER, [0, 33]), "gradients' scales"),
+    Refused("encode_rotated", (2, False, ONE, ROUNDER, [-2, 64]), "offsets of"),
+    Refused("decode_rotated", (2, False, TWO, "worker", [], AT, 1.0, OUTS), "no payloads"),
+    Refused("decode_rotated", (2, False, TWO, "worker", [WORDS, WORDS[:96]], AT, 1.0, OUTS), "offsets of"),
+    Refused("decode_rotated", (2, False, UNLIKE, "worker", [WORDS], AT, 1.0, OUTS), "1 starts"),
 ]  # fmt: skip
 """The arguments of kernels for many gradients."""
 
 
 @pytest.mark.usefixtures("loaded")
 def test_many_gradients_that_do_not_fit_are_refused() -> None:
-    assert_refused(native_each, REFUSED_TOGETHER, "native", itself, make_out)
+    assert_refused(native.segments, REFUSED_TOGETHER, "native", itself, make_out)
 
 
 # ---- the processor, the compiler, the backend as a whole

@@ -13,9 +13,10 @@ import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
-from horovod_quant.kernels import native, native_each, reference
+from horovod_quant.kernels import native, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.buffer_view import BufferView, as_array
+from horovod_quant.kernels.segments import Batch
 from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState
 from horovod_quant.torch import binsgdm, memory
@@ -205,7 +206,9 @@ def test_a_place_keeps_the_memory_that_a_tensor_loses() -> None:
     )  # 16 MiB, which are given back to the system as soon as nobody has them
     taken = host.taken(gradient, None)
     gradient.data = torch.zeros(1 << 22)
-    assert native_each.bucket_maxima_each(native_each.SegmentTable([taken]), 1 << 22).tolist() == [3.0]
+    batch = Batch((1 << 22,), [0], [], values=[taken])
+    assert native.segments.norms("max", 1 << 22, batch).tolist() == [3.0]
+    del batch
     storage = weakref.ref(taken._memory)
     taken.release()
     assert storage() is None

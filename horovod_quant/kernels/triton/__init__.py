@@ -29,7 +29,6 @@ if not hasattr(triton, "constexpr_function"):
 from horovod_quant.kernels.triton.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     concatenate,
-    decode_parts,
     empty,
     mean,
     norms_of_square_sums,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_quant.kernels.arrays import Part, decode_parts  # noqa: F401 (part of every backend)
+from horovod_quant.kernels.arrays import Part
 from horovod_quant.kernels.keys import ALL_ONES
 from horovod_quant.kernels.layout import TILE, ceil_div
 from horovod_quant.kernels.triton import one_bit, whole
