@@ -20,7 +20,7 @@ from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.device import Copying
-from horovod_quant.torch.memory import HostMemory, Memory
+from horovod_quant.torch.memory import Destination, HostMemory, Memory
 from horovod_quant.transports.torch_distributed import Groups, connect
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
@@ -42,15 +42,6 @@ class Member(NamedTuple):
     elements: int
     suffix: str = ""
     counted: float | None = None
-
-
-class Destination:
-    """A destination as in `horovod_quant.torch.memory.Destination`."""
-
-    __slots__ = ("array", "destination")
-
-    def __init__(self, destination: torch.Tensor, array: Any) -> None:
-        self.destination, self.array = destination, array
 
 
 class _SchemeGroup:
@@ -80,9 +71,8 @@ class _SchemeGroup:
         for index, gradient in zip(self.indices, self.gradients):
             tensor = tensors[index]
             gradient.buffer = values = memory.taken(tensor, None)
-            can_fill = memory.can_fill(tensor, values)
-            lasts = lasts and can_fill
-            self.destinations.append(Destination(tensor, values if can_fill else None))
+            self.destinations.append(memory.destination_of(tensor, values))
+            lasts = lasts and self.destinations[-1].array is not None
         self._tensors = tensors if lasts else None
 
 
@@ -297,7 +287,8 @@ class Averager:
         decoded = self.run(exchange, group.names, memory)
         with memory.working():
             # All contribute; `decoded.active` would have to be read from a GPU.
-            memory.write_all(decoded, 1.0 / self.groups.workers.size, group.destinations)
+            factor = 1.0 / self.groups.workers.size
+            memory.decode(decoded, range(len(group.destinations)), factor, group.destinations)
         memory.hand_over()
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:

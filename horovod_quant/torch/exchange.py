@@ -35,7 +35,7 @@ from horovod_quant.torch.collectives import (
 )
 from horovod_quant.torch.control import ActiveRankQuery, stale
 from horovod_quant.torch.device import Copying
-from horovod_quant.torch.memory import Memory
+from horovod_quant.torch.memory import Destination, Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.transports.emulate_with_allreduce import emulate_with_allreduce
 from horovod_quant.transports.pairwise_via_allreduce import pairwise_via_allreduce
@@ -46,7 +46,7 @@ from horovod_quant.transports.traffic import sent_bytes
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
 
-class PendingTensor:
+class PendingTensor(Destination):
     """A parameter's gradient that waits for its group; reused in every step.
 
     Args:
@@ -68,11 +68,9 @@ class PendingTensor:
 
     # No object is made for a gradient after its first step: see `Gradient`.
     __slots__ = (
-        "_on_start", "_open_state", "array", "bytes", "destination", "gradient", "group", "index", "name", "scheme",
-        "state_copies", "taken", "version",
+        "_on_start", "_open_state", "bytes", "gradient", "group", "index", "name", "scheme", "state_copies", "taken",
+        "version",
     )  # fmt: skip
-
-    destination: torch.Tensor
 
     def __init__(
         self,
@@ -446,12 +444,7 @@ class Group(Job):
         with self._memory.working():
             # Inside working(): on a GPU the kernels' stream may write this number, which others may read too early.
             scaled = factor / int(decoded.active)
-            destinations = [self._members[i] for i in indices]
-            if len(destinations) == len(self._members):
-                self._memory.write_all(decoded, scaled, destinations)
-            else:
-                for i, destination in zip(indices, destinations):
-                    self._memory.write(decoded, i, scaled, destination)
+            self._memory.decode(decoded, indices, scaled, [self._members[i] for i in indices])
         # Not before: kernels of a GPU are launched at the end of working().
         self._delivered.update(dict.fromkeys(indices, factor))
 

@@ -18,10 +18,9 @@ from horovod_quant.frontends.stats import Stats
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.reduce_scatter import ReduceScatter, reduce_scatter_of
 from horovod_quant.schemes.base import Gradient, Scheme, require_bool
-from horovod_quant.torch.averaging import Averager, Bucket, Destination, Member, require_usable
+from horovod_quant.torch.averaging import Averager, Bucket, Member, require_usable
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.driver import Guard
-from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.parameter_names import named_parameters
 
 
@@ -393,10 +392,10 @@ class _IntraMesh:
             memory.catch_up()
             exchange = reduction.run(gradients, workers, memory.kernels)
             decoded = averager.run(exchange, group.names, memory)
+            chosen = [outs[index] for index in group.indices]
+            destinations = [memory.destination_of(out, memory.taken(out, None)) for out in chosen]
             with memory.working():
-                memory.write_all(
-                    decoded, factor, [_destination(outs[index], memory) for index in group.indices]
-                )
+                memory.decode(decoded, range(len(destinations)), factor, destinations)
             memory.hand_over()
         if self._bucket.rest:
             self._reduce_uncompressed(parts, outs, factor)
@@ -413,11 +412,6 @@ class _IntraMesh:
         total = torch.stack(pieces).sum(0).mul_(factor)
         for index, part in zip(rest, total.split([outs[index].numel() for index in rest])):
             outs[index].copy_(part)
-
-
-def _destination(tensor: torch.Tensor, memory: Memory) -> Destination:
-    values = memory.taken(tensor, None)
-    return Destination(tensor, values if memory.can_fill(tensor, values) else None)
 
 
 def _reduction(scheme: Scheme, averager: Averager) -> ReduceScatter:
