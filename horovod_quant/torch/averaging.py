@@ -282,13 +282,24 @@ class Averager:
 
     def _exchange(self, group: _SchemeGroup, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
         group.take(tensors, memory)
+        workers = self.groups.workers
+        reduction = memory.begun(group.scheme, group.gradients, workers)
+        # All contribute; `decoded.active` would have to be read from a GPU.
+        self.reduce(reduction, group.names, memory, 1.0 / workers.size, group.destinations)
+
+    def reduce(
+        self,
+        reduction: Exchange,
+        names: Sequence[str],
+        memory: Memory,
+        factor: float,
+        destinations: Sequence[Destination],
+    ) -> None:
+        """Run a scheme's reduction, and decode its sums times ``factor``."""
         memory.catch_up()
-        exchange = memory.begun(group.scheme, group.gradients, self.groups.workers)
-        decoded = self.run(exchange, group.names, memory)
+        decoded = self.run(reduction, names, memory)
         with memory.working():
-            # All contribute; `decoded.active` would have to be read from a GPU.
-            factor = 1.0 / self.groups.workers.size
-            memory.decode(decoded, range(len(group.destinations)), factor, group.destinations)
+            memory.decode(decoded, range(len(destinations)), factor, destinations)
         memory.hand_over()
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
@@ -343,6 +354,54 @@ class Averager:
         movable = tensor if self._is_nccl else tensor.cpu()
         pieces = self.groups.connections[ALL].alltoall(movable, splits)
         return [piece.to(tensor.device) for piece in pieces]
+
+
+class HookState:
+    """Common part of the states of DDP's and FSDP2's hooks.
+
+    Attributes:
+        compression: the compressor.
+    """
+
+    compression: Compressor
+    _averager: Averager | None
+    _seconds_waited: float | None = None
+
+    def stats(self) -> Stats:
+        """Return bytes sent and their float32 equivalent, per parameter and in total.
+
+        ``seconds_waited`` is the time in FSDP2's hooks, which PyTorch waits for. With DDP it is None: PyTorch waits for
+        the averages, after the last hook.
+        """
+        return self._attached().stats()._replace(seconds_waited=self._seconds_waited)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often each gradient has been reduced, by name, for checkpoints.
+
+        A compressor under Horovod can load it, and the other way round: see the compressor's ``state_dict``.
+        """
+        return self.compression.state_dict() if self._averager is None else self._averager.steps()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned: random bits continue as without the interruption.
+
+        Raises:
+            ValueError: ``state`` is something else.
+        """
+        self.compression.load_state_dict(state)
+        if self._averager is not None:
+            self._averager.resume(self.compression)
+
+    def _attached(self) -> Averager:
+        if self._averager is None:
+            raise RuntimeError(_DETACHED)
+        return self._averager
+
+
+_DETACHED = (
+    "ddp: this State is a copy, or was unpickled, and belongs to no model; call hvq.ddp.register(ddp_model, "
+    "state.compression) for the new model"
+)
 
 
 def require_usable(compression: Any, where: str) -> None:
