@@ -95,13 +95,6 @@ class Counter:
         self.launches = self.uploads = 0
 
 
-class Destination:
-    """See `horovod_quant.torch.memory.Destination`."""
-
-    def __init__(self, destination: torch.Tensor, array: Any) -> None:
-        self.destination, self.array = destination, array
-
-
 class Group:
     """Gradients of one worker that share their collectives."""
 
@@ -131,12 +124,10 @@ class Group:
 
     def finish(self, decoded: Any) -> None:
         memory = self._memory
-        destinations = [
-            Destination(tensor, taken if memory.can_fill(tensor, taken) else None)
-            for tensor, taken in zip(self._tensors, self._taken)
-        ]
+        destinations = list(map(memory.destination_of, self._tensors, self._taken))
         with memory.working():
-            memory.write_all(decoded, 1.0 / int(decoded.active), destinations)
+            factor = 1.0 / int(decoded.active)
+            memory.decode(decoded, range(len(destinations)), factor, destinations)
         memory.hand_over()
 
 

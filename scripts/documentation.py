@@ -48,10 +48,12 @@ EXPORTING = (
 SHARED = {"horovod_quant.keras": "MetricsCallback"}
 """Exports that an earlier module has documented."""
 
+INHERITING = ("horovod_quant.torch.ddp", "horovod_quant.torch.fsdp")
+"""Modules whose classes inherit methods that no other module documents."""
+
 MODULES = (
     *EXPORTING,
-    "horovod_quant.torch.ddp",
-    "horovod_quant.torch.fsdp",
+    *INHERITING,
     "horovod_quant.torch.optim",
     "horovod_quant.tensorflow.optim",
     "horovod_quant.keras.callbacks",
@@ -144,6 +146,8 @@ def entry_of(page: Path) -> str:
 
 def section(module: str) -> str:
     options = "\n   :imported-members:" if module in EXPORTING else ""
+    if module in INHERITING:
+        options += "\n   :inherited-members:"
     if module in SHARED:
         options += f"\n   :exclude-members: {SHARED[module]}"
     return MODULE.format(name=module, options=options)

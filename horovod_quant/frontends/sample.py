@@ -6,6 +6,7 @@ See ``nmse_every`` of the compressors.
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import numpy as np
 
@@ -29,3 +30,34 @@ def sampled(name: str, number: int, elements: int, share: float) -> np.ndarray:
     chosen = sorted(random.Random(f"{name} {number}").sample(range(blocks), count))
     indices = (np.array(chosen)[:, None] * TILE + np.arange(TILE)).reshape(-1)
     return indices[indices < elements]
+
+
+class BaseSampler:
+    """Measurement of the nmse of reductions, without a framework's part.
+
+    Args:
+        every: steps from one measurement to the next; 0 for none.
+        share: the share of a gradient's elements to compare, from 0 to 1; at least one block.
+    """
+
+    def __init__(self, every: int, share: float) -> None:
+        self.every, self.share = every, share
+        self._errors: dict[str, deque[tuple[float, float]]] = {}
+
+    def __bool__(self) -> bool:
+        """True if it measures."""
+        return self.every > 0
+
+    @property
+    def nmse(self) -> float | None:
+        """Mean nmse of the latest measurements; None before the first."""
+        found = [pair for pairs in list(self._errors.values()) for pair in list(pairs)]
+        squares = sum(square for _, square in found)
+        return sum(error for error, _ in found) / squares if squares else None
+
+    def _record(self, name: str, error: float, square: float) -> None:
+        """Record the squared norms of an error and of what is exact.
+
+        Each name has its own latest measurements.
+        """
+        self._errors.setdefault(name, deque(maxlen=REMEMBERED)).append((error, square))

@@ -12,11 +12,12 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # there is no public function for it
 
 from horovod_quant.frontends.arguments import require_process_set
+from horovod_quant.frontends.calls import check_operation
 from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.keras.averaged_before import require_not_averaged
 from horovod_quant.tensorflow.collectives import is_elastic
 from horovod_quant.tensorflow.compressor import Compressor
-from horovod_quant.tensorflow.horovod_call import HorovodCall, own_variable
+from horovod_quant.tensorflow.horovod_call import HorovodCall, own_variable, unique_names
 
 _numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
 """Numbers of optimizers that have averaged, by process set.
@@ -91,7 +92,8 @@ class Averaging:
         """
         compression = self._compression
         if isinstance(compression, Compressor) and not compression._names_in_copies:
-            compression.check_variables(list(zip(_paths(variables), map(own_variable, variables))))
+            paths = unique_names(map(_path_of, variables))
+            compression.check_variables(list(zip(paths, map(own_variable, variables))))
 
     def keep_local(self, variable: Any) -> None:
         if not hasattr(own_variable(variable), "ref"):
@@ -237,7 +239,7 @@ class Averaging:
     def _call(
         self, position: int, index: int, label: str, siblings: Sequence[tf.Tensor], step: tf.Tensor
     ) -> HorovodCall:
-        paths = _paths(self.variables)
+        paths = unique_names(map(_path_of, self.variables))
         return HorovodCall(
             variable=own_variable(self.variables[position]),
             name=label,
@@ -286,18 +288,8 @@ class Averaging:
         return tf.cast(size if is_elastic() else self._process_set.size(), dtype)
 
 
-def _paths(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return the variables' paths, made unique.
-
-    The second of a path is ``path#1``.
-    """
-    seen: Counter[str] = Counter()
-    paths = []
-    for variable in variables:
-        path = getattr(variable, "path", variable.name)
-        paths.append(f"{path}#{seen[path]}" if seen[path] else path)
-        seen[path] += 1
-    return tuple(paths)
+def _path_of(variable: Any) -> str:
+    return getattr(variable, "path", variable.name)
 
 
 def _require_no_xla() -> None:
@@ -329,10 +321,8 @@ def _require_settings(compression: Any, op: Any, hvd: Any, predivide: Any) -> No
         )
     if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
         raise ValueError(f"op={op!r}: use hvd.Average, hvd.Sum or hvd.Adasum")
-    if isinstance(compression, Compressor) and op == hvd.Adasum:
-        raise ValueError(
-            f"op=Adasum: {type(compression).__name__} supports only op=hvd.Average and op=hvd.Sum"
-        )
+    if isinstance(compression, Compressor):
+        check_operation(compression, op, (hvd.Average, hvd.Sum), hvd.Adasum)
     if (
         isinstance(predivide, bool)
         or not isinstance(predivide, (int, float, np.integer, np.floating))
@@ -360,8 +350,9 @@ def _require_groups(groups: Any) -> None:
     for variable in itertools.chain(*groups):
         reference = own_variable(variable).ref()
         if reference in seen:
-            path = getattr(variable, "path", variable.name)
-            raise ValueError(f"groups: {path!r} appears twice; put each variable into one group")
+            raise ValueError(
+                f"groups: {_path_of(variable)!r} appears twice; put each variable into one group"
+            )
         seen.add(reference)
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
-
-Agree = Callable[[tf.Tensor], tf.Tensor]
 
 
 class _Agreeing:

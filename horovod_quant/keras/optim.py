@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
-from horovod_quant.tensorflow.horovod_call import name_of, own_variable
+from horovod_quant.tensorflow.horovod_call import own_variable
 from horovod_quant.tensorflow.optim import SavedUpdate, require_rates
 
 
@@ -24,13 +24,7 @@ class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
     `horovod_quant.tensorflow.optim.BinSGDM`. Momentum and scale are saved with the model.
 
     Args:
-        learning_rate: step size of each element; a number or a schedule.
-        beta: decay of momentum and scale.
-        weight_decay: decoupled weight decay; None for none.
-        seed: seed of the random bits.
-        name: name of the optimizer.
-        clip_norm: maximum L2 norm of each worker's local gradient of a variable, which is scaled down to it; None for
-            no limit. Keras clips (``clipnorm``) after the reduction, where it has no effect on bits.
+        learning_rate, beta, weight_decay, seed, name, clip_norm: see `horovod_quant.tensorflow.optim.BinSGDM`.
         **kwargs: see ``keras.optimizers.Optimizer``.
 
     Raises:
@@ -81,10 +75,5 @@ class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
     def _create_state(self, variables: Sequence[Any]) -> None:
         self.build(variables)
 
-    def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        index = self._trainable_variables_indices.get(self._var_key(variable)) if self.built else None
-        if index is None:
-            raise ValueError(
-                f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
-            )
-        return self._momenta[index].value, self._scales[index].value, index
+    def _index_of(self, variable: Any) -> int | None:
+        return self._trainable_variables_indices.get(self._var_key(variable)) if self.built else None

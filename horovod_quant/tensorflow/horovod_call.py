@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ class HorovodCall(NamedTuple):
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all ``variables``, for policies."""
-        return self.paths or unique_names(self.variables)
+        return self.paths or unique_names(map(name_of, self.variables))
 
 
 class DuplicateCursor:
@@ -143,7 +143,7 @@ def _identify(turns: DuplicateCursor) -> HorovodCall:
             reduced = tuple(local[_CALLERS_WITH_VARIABLES[function]])
             call = call._replace(
                 variable=reduced[position],
-                name=unique_names(reduced)[position],
+                name=unique_names(map(name_of, reduced))[position],
                 variables=reduced,
                 key=call.operation,  # Horovod's generic name, if it is asked for those
             )
@@ -156,19 +156,17 @@ def _identify(turns: DuplicateCursor) -> HorovodCall:
     raise RuntimeError(_UNRECOGNISED)
 
 
-def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return the variables' names, made unique.
+def unique_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names made unique.
 
     The second of a name is ``name#1``, the third ``name#2``.
     """
-    names: list[str] = []
+    unique: list[str] = []
     seen: Counter[str] = Counter()
-    for variable in variables:
-        name = name_of(variable)
-        same = seen[name]
+    for name in names:
+        unique.append(f"{name}#{seen[name]}" if seen[name] else name)
         seen[name] += 1
-        names.append(f"{name}#{same}" if same else name)
-    return tuple(names)
+    return tuple(unique)
 
 
 def own_variable(variable: Any) -> Any:

@@ -7,40 +7,23 @@ are measured, one allreduce for each gradient averages them exactly, in float32,
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from horovod_quant.frontends.sample import REMEMBERED, sampled
+from horovod_quant.frontends.sample import BaseSampler, sampled
 from horovod_quant.tensorflow.collectives import Scope, not_constant_foldable, worker_count
 
 
-class ErrorSampler:
-    """Sampler that measures the nmse of averages.
-
-    Args:
-        every: steps from one measurement to the next; 0 for none.
-        share: share of a gradient's elements that are compared, from 0 to 1; at least one block.
-    """
+class ErrorSampler(BaseSampler):
+    """Measurement of the nmse of averages; see `BaseSampler`."""
 
     def __init__(self, every: int, share: float) -> None:
-        self._every, self._share = every, share
+        super().__init__(every, share)
         self._exchanges: Counter[tuple[str, str | None]] = Counter()
         self._lock = threading.Lock()  # TensorFlow's threads count
-        self._errors: dict[str, deque[tuple[float, float]]] = {}
-
-    def __bool__(self) -> bool:
-        """True if it measures at all."""
-        return self._every > 0
-
-    @property
-    def nmse(self) -> float | None:
-        """Nmse of the last measurements of each gradient; None before the first."""
-        found = [pair for pairs in list(self._errors.values()) for pair in list(pairs)]
-        squares = sum(square for _, square in found)
-        return sum(error for error, _ in found) / squares if squares else None
 
     def compared(
         self,
@@ -64,7 +47,7 @@ class ErrorSampler:
         import horovod.tensorflow as hvd
 
         elements = gradient.shape.num_elements()
-        indices = sampled(key, 0, elements, self._share)
+        indices = sampled(key, 0, elements, self.share)
         # Without the number of workers as an input, TensorFlow would take a call, or a collective, for a constant.
         count = worker_count(scope.process_set)
 
@@ -72,14 +55,14 @@ class ErrorSampler:
             # Where a graph reduces a name twice, workers may come to the two in different orders.
             with self._lock:
                 self._exchanges[name, scope.label] += 1
-                return np.bool_(self._exchanges[name, scope.label] % self._every == 0)
+                return np.bool_(self._exchanges[name, scope.label] % self.every == 0)
 
         def keep(total: np.ndarray, found: np.ndarray, workers: np.ndarray) -> np.int32:
             if total[0] == workers:  # otherwise one of them has called hvd.join()
                 exact = total[1:].astype(np.float64) / total[0]
                 weight = elements / len(indices)
                 error, square = (weight * float(np.sum(each**2)) for each in (found - exact, exact))
-                self._errors.setdefault(name, deque(maxlen=REMEMBERED)).append((error, square))
+                self._record(name, error, square)
             return np.int32(0)
 
         def measure() -> tf.Tensor:

@@ -275,6 +275,21 @@ def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
 class SavedUpdate(BinaryUpdate):
     """Additional methods for Keras optimizers that save their variables."""
 
+    _momenta: list[Any]
+    _scales: list[Any]
+
+    def _index_of(self, variable: Any) -> int | None:
+        """Return a variable's index in the optimizer's variables, or None."""
+        raise NotImplementedError
+
+    def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
+        index = self._index_of(variable)
+        if index is None:
+            raise ValueError(
+                f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
+            )
+        return own_variable(self._momenta[index]), own_variable(self._scales[index]), index
+
     def save_own_variables(self, store: Any) -> None:
         """Save variables as in Keras.
 
@@ -346,8 +361,7 @@ class BinSGDM(SavedUpdate, _Optimizer):
         super().build(var_list)
         if hasattr(self, "_momenta"):
             return
-        self._momenta: list[tf.Variable] = []
-        self._scales: list[tf.Variable] = []
+        self._momenta, self._scales = [], []
         for variable in var_list:
             for name, variables in (("momentum", self._momenta), ("scale", self._scales)):
                 variables.append(
@@ -365,14 +379,9 @@ class BinSGDM(SavedUpdate, _Optimizer):
         if not hasattr(self, "_momenta"):
             self.build(variables)
 
-    def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
+    def _index_of(self, variable: Any) -> int | None:
         can_be = hasattr(self, "_momenta") and isinstance(variable, tf.Variable)
-        index = self._index_dict.get(self._var_key(variable)) if can_be else None
-        if index is None:
-            raise ValueError(
-                f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
-            )
-        return self._momenta[index], self._scales[index], index
+        return self._index_dict.get(self._var_key(variable)) if can_be else None
 
     def update_step(self, gradient: Any, variable: Any) -> None:
         rate = tf.cast(self.learning_rate, variable.dtype)

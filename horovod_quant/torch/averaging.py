@@ -20,7 +20,7 @@ from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.device import Copying
-from horovod_quant.torch.memory import HostMemory, Memory
+from horovod_quant.torch.memory import Destination, HostMemory, Memory
 from horovod_quant.transports.torch_distributed import Groups, connect
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
@@ -42,15 +42,6 @@ class Member(NamedTuple):
     elements: int
     suffix: str = ""
     counted: float | None = None
-
-
-class Destination:
-    """A destination as in `horovod_quant.torch.memory.Destination`."""
-
-    __slots__ = ("array", "destination")
-
-    def __init__(self, destination: torch.Tensor, array: Any) -> None:
-        self.destination, self.array = destination, array
 
 
 class _SchemeGroup:
@@ -80,9 +71,8 @@ class _SchemeGroup:
         for index, gradient in zip(self.indices, self.gradients):
             tensor = tensors[index]
             gradient.buffer = values = memory.taken(tensor, None)
-            can_fill = memory.can_fill(tensor, values)
-            lasts = lasts and can_fill
-            self.destinations.append(Destination(tensor, values if can_fill else None))
+            self.destinations.append(memory.destination_of(tensor, values))
+            lasts = lasts and self.destinations[-1].array is not None
         self._tensors = tensors if lasts else None
 
 
@@ -292,12 +282,24 @@ class Averager:
 
     def _exchange(self, group: _SchemeGroup, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
         group.take(tensors, memory)
+        workers = self.groups.workers
+        reduction = memory.begun(group.scheme, group.gradients, workers)
+        # All contribute; `decoded.active` would have to be read from a GPU.
+        self.reduce(reduction, group.names, memory, 1.0 / workers.size, group.destinations)
+
+    def reduce(
+        self,
+        reduction: Exchange,
+        names: Sequence[str],
+        memory: Memory,
+        factor: float,
+        destinations: Sequence[Destination],
+    ) -> None:
+        """Run a scheme's reduction, and decode its sums times ``factor``."""
         memory.catch_up()
-        exchange = memory.begun(group.scheme, group.gradients, self.groups.workers)
-        decoded = self.run(exchange, group.names, memory)
+        decoded = self.run(reduction, names, memory)
         with memory.working():
-            # All contribute; `decoded.active` would have to be read from a GPU.
-            memory.write_all(decoded, 1.0 / self.groups.workers.size, group.destinations)
+            memory.decode(decoded, range(len(destinations)), factor, destinations)
         memory.hand_over()
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
@@ -352,6 +354,54 @@ class Averager:
         movable = tensor if self._is_nccl else tensor.cpu()
         pieces = self.groups.connections[ALL].alltoall(movable, splits)
         return [piece.to(tensor.device) for piece in pieces]
+
+
+class HookState:
+    """Common part of the states of DDP's and FSDP2's hooks.
+
+    Attributes:
+        compression: the compressor.
+    """
+
+    compression: Compressor
+    _averager: Averager | None
+    _seconds_waited: float | None = None
+
+    def stats(self) -> Stats:
+        """Return bytes sent and their float32 equivalent, per parameter and in total.
+
+        ``seconds_waited`` is the time in FSDP2's hooks, which PyTorch waits for. With DDP it is None: PyTorch waits for
+        the averages, after the last hook.
+        """
+        return self._attached().stats()._replace(seconds_waited=self._seconds_waited)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often each gradient has been reduced, by name, for checkpoints.
+
+        A compressor under Horovod can load it, and the other way round: see the compressor's ``state_dict``.
+        """
+        return self.compression.state_dict() if self._averager is None else self._averager.steps()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned: random bits continue as without the interruption.
+
+        Raises:
+            ValueError: ``state`` is something else.
+        """
+        self.compression.load_state_dict(state)
+        if self._averager is not None:
+            self._averager.resume(self.compression)
+
+    def _attached(self) -> Averager:
+        if self._averager is None:
+            raise RuntimeError(_DETACHED)
+        return self._averager
+
+
+_DETACHED = (
+    "ddp: this State is a copy, or was unpickled, and belongs to no model; call hvq.ddp.register(ddp_model, "
+    "state.compression) for the new model"
+)
 
 
 def require_usable(compression: Any, where: str) -> None:

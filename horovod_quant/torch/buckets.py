@@ -42,10 +42,26 @@ from horovod_quant.torch.exchange import Group, PendingTensor, Prospects, versio
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.torch.uncompiled import compiling, uncompiled
-from horovod_quant.torch.waiting import Patience
 from horovod_quant.transports.progress import PROGRESS
 
 _NO_PASS = -1
+
+
+class Patience:
+    """Adaptive time limit for an event that may never come.
+
+    Shrinks after each timeout, grows after each success.
+    """
+
+    _LEAST = 2e-3
+
+    def __init__(self, most: float = 1.0) -> None:
+        self._most = most
+        self.seconds = most
+
+    def learn(self, in_vain: bool) -> None:
+        self.seconds = max(self.seconds / 4, self._LEAST) if in_vain else min(self.seconds * 2, self._most)
+
 
 PATIENCE = Patience()
 """Patience of all backward passes: another worker may run none in a step."""

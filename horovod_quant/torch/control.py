@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from horovod_quant.reductions.agreement import SIGNS, SLOTS, different, disagreement, fingerprint_of, signs_of
-from horovod_quant.torch.waiting import wait
 from horovod_quant.transports.progress import Job
 
 
@@ -118,7 +117,31 @@ class Question:
         return torch.from_numpy(self._sent.copy())
 
 
-class ActiveRankQuery(Job):
+class HorovodJob(Job):
+    """Job that ends with an error when Horovod is initialized again."""
+
+    def __init__(self, name: str) -> None:
+        from horovod.torch import mpi_ops
+
+        super().__init__(name)
+        self._mpi_ops = mpi_ops
+        self._session = mpi_ops._handle_map
+
+    def poll(self) -> bool:
+        if self._mpi_ops._handle_map is not self._session:
+            from horovod.common.exceptions import HorovodInternalError
+
+            raise HorovodInternalError(
+                "Horovod was initialized again before the step's collectives had ended"
+            )
+        return self.ready()
+
+    def ready(self) -> bool:
+        """True if `advance` can do something now."""
+        raise NotImplementedError
+
+
+class ActiveRankQuery(HorovodJob):
     """Job that finds a step's active workers, and compares their arguments.
 
     Workers that have called ``hvd.join()``, because their data is at an end, are not active. Horovod adds zeros for
@@ -135,20 +158,14 @@ class ActiveRankQuery(Job):
     """
 
     def __init__(self, question: Question) -> None:
-        from horovod.torch import mpi_ops
-
         super().__init__(question.name)
         self._question = question
         self.process_set = question.process_set
-        self._mpi_ops = mpi_ops
-        self._session = mpi_ops._handle_map
         self._handle: Any = None
         self.ranks: Sequence[int] = ()
         self.same_order = True
 
-    def poll(self) -> bool:
-        if self._mpi_ops._handle_map is not self._session:
-            raise stale()
+    def ready(self) -> bool:
         if self._handle is None:
             return self.may_begin()
         return self._mpi_ops.poll(self._handle)
@@ -177,17 +194,3 @@ class ActiveRankQuery(Job):
                 raise RuntimeError(disagreement(question.arguments, unequal))
             self.same_order = False
         return True
-
-    def answer(self) -> Sequence[int]:
-        """Wait for the other workers without the progress thread, and return `ranks`."""
-        self.advance()
-        wait(self._handle)
-        self.advance()
-        return self.ranks
-
-
-def stale() -> Exception:
-    """Return the error of a job launched before Horovod was initialized again."""
-    from horovod.common.exceptions import HorovodInternalError
-
-    return HorovodInternalError("Horovod was initialized again before the step's collectives had ended")

@@ -13,19 +13,13 @@ from typing import Any, Callable, NamedTuple
 import torch
 import torch.distributed as dist
 
-from horovod_quant.frontends.stats import Stats
-from horovod_quant.torch.averaging import FLOATS, Averager, Bucket, Member, require_usable
+from horovod_quant.torch.averaging import FLOATS, Averager, Bucket, HookState, Member, require_usable
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.driver import Driver
 from horovod_quant.torch.parameter_names import named_parameters, unwrapped
 
-_DETACHED = (
-    "ddp: this State is a copy, or was unpickled, and belongs to no model; call hvq.ddp.register(ddp_model, "
-    "state.compression) for the new model"
-)
 
-
-class State:
+class State(HookState):
     """State of `hook` for a model.
 
     Create one on every worker of the model's process group.
@@ -69,35 +63,10 @@ class State:
         # DDP may also reduce parameters that have been frozen since it was constructed.
         self._names = {id(each): (weakref.ref(each), name) for name, each in everything.items()}
         self._buckets: dict[int, _DDPBucket] = {}
-        self._averager: Averager | None = Averager(
-            compression, ddp_model.process_group, device, shapes, everything
-        )
-        self._averager.warn_if_it_sends_more(compression, bool(compression.hierarchical))
-        self._driver = Driver(self._averager.groups, device)
-
-    def stats(self) -> Stats:
-        """Return bytes sent and their float32 equivalent, per parameter and in total.
-
-        ``seconds_waited`` is None: PyTorch waits for the averages, after the last hook.
-        """
-        return self._attached().stats()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return how often each gradient has been reduced, by name, for checkpoints.
-
-        A compressor under Horovod can load it, and the other way round: see the compressor's ``state_dict``.
-        """
-        return self.compression.state_dict() if self._averager is None else self._averager.steps()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned: random bits continue as without the interruption.
-
-        Raises:
-            ValueError: ``state`` is something else.
-        """
-        self.compression.load_state_dict(state)
-        if self._averager is not None:
-            self._averager.resume(self.compression)
+        averager = Averager(compression, ddp_model.process_group, device, shapes, everything)
+        averager.warn_if_it_sends_more(compression, bool(compression.hierarchical))
+        self._averager = averager
+        self._driver = Driver(averager.groups, device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the compressor and its counts.
@@ -110,11 +79,6 @@ class State:
         self.compression = state["compression"]
         self._averager = None
         self.compression.load_state_dict(state["counts"])
-
-    def _attached(self) -> Averager:
-        if self._averager is None:
-            raise RuntimeError(_DETACHED)
-        return self._averager
 
     def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Submit a DDP bucket to be averaged in place."""

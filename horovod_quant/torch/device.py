@@ -23,7 +23,7 @@ from horovod_quant.schemes.base import (
     Workers,
     with_explained_errors,
 )
-from horovod_quant.torch.memory import BUFFER_VIEW_TYPES, Destination, Memory
+from horovod_quant.torch.memory import BUFFER_VIEW_TYPES, Memory
 
 
 class Copying:
@@ -70,8 +70,11 @@ class DeviceMemory(Memory):
         self._streams = _Streams(device) if device.type == "cuda" else None
         self._compiled: set[tuple[Scheme, Workers]] = set()
 
+    def is_plain(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device and tensor.is_contiguous() and not tensor.is_neg()
+
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        if _is_plain(tensor, self.device):
+        if self.is_plain(tensor):
             return tensor.detach().view(-1) if tensor.requires_grad else tensor.view(-1)
         return tensor.detach().to(self.device, non_blocking=True).resolve_neg().contiguous().view(-1)
 
@@ -82,7 +85,7 @@ class DeviceMemory(Memory):
         """
         streams = self._streams
         kind = BUFFER_VIEW_TYPES.get(tensor.dtype)
-        if kind is None or not _is_plain(tensor, self.device):
+        if kind is None or not self.is_plain(tensor):
             taken: torch.Tensor | BufferView = self.flat(tensor)
             if streams is not None:
                 streams.reads(taken)
@@ -190,27 +193,10 @@ class DeviceMemory(Memory):
                 yield copying
                 answer = self._back((yield request._replace(array=copying.array())), uploaded)
 
-    def write(self, decoded: Decoded, index: int, factor: float, destination: Destination) -> None:
-        """Decode into a tensor on the device."""
-        tensor = destination.destination
-        if destination.array is not None:
-            decoded.write(index, factor, as_array(destination.array))
-            return
-        if _is_plain(tensor, self.device):
-            decoded.write(index, factor, self.flat(tensor))
-            return
-        from horovod_quant.kernels.triton.launching import settle
+    def settle(self, tensors: Sequence[torch.Tensor]) -> None:
+        from horovod_quant.kernels.triton import launching
 
-        contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-        decoded.write(index, factor, self.flat(contiguous))
-        settle([contiguous])
-        tensor.copy_(contiguous)
-
-    def array_of(self, destination: Destination) -> torch.Tensor | BufferView | None:
-        if destination.array is not None:
-            return destination.array
-        tensor = destination.destination
-        return self.flat(tensor) if _is_plain(tensor, self.device) else None
+        launching.settle(tensors)
 
     def _on_stream(self) -> Any:
         return contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.own)
@@ -310,10 +296,6 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     """Return new memory with the same alignment to vectors of 16 bytes."""
     before = tensor.data_ptr() % 16 // tensor.element_size()
     return torch.empty(before + len(tensor), dtype=tensor.dtype, device=tensor.device)[before:]
-
-
-def _is_plain(tensor: torch.Tensor, device: torch.device) -> bool:
-    return tensor.device == device and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def _of_one(exchange: Exchange) -> Exchange:

@@ -33,20 +33,20 @@ from horovod_quant.torch.collectives import (
     split_sums_among,
     takes_turns,
 )
-from horovod_quant.torch.control import ActiveRankQuery, stale
+from horovod_quant.torch.control import ActiveRankQuery, HorovodJob
 from horovod_quant.torch.device import Copying
-from horovod_quant.torch.memory import Memory
+from horovod_quant.torch.memory import Destination, Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.transports.emulate_with_allreduce import emulate_with_allreduce
 from horovod_quant.transports.pairwise_via_allreduce import pairwise_via_allreduce
-from horovod_quant.transports.progress import PROGRESS, Job
+from horovod_quant.transports.progress import PROGRESS
 from horovod_quant.transports.split_sums import split_sums
 from horovod_quant.transports.traffic import sent_bytes
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
 
-class PendingTensor:
+class PendingTensor(Destination):
     """A parameter's gradient that waits for its group; reused in every step.
 
     Args:
@@ -68,11 +68,9 @@ class PendingTensor:
 
     # No object is made for a gradient after its first step: see `Gradient`.
     __slots__ = (
-        "_on_start", "_open_state", "array", "bytes", "destination", "gradient", "group", "index", "name", "scheme",
-        "state_copies", "taken", "version",
+        "_on_start", "_open_state", "bytes", "gradient", "group", "index", "name", "scheme", "state_copies", "taken",
+        "version",
     )  # fmt: skip
-
-    destination: torch.Tensor
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class Prospects:
         self.awaited = False
 
 
-class Group(Job):
+class Group(HorovodJob):
     """Gradients that share collectives, and the progress of their reduction.
 
     A caller creates it when the gradients have arrived, and delivers them once it has a result. In between it belongs
@@ -189,15 +187,11 @@ class Group(Job):
         must_agree: bool,
         prospects: Prospects,
     ) -> None:
-        from horovod.torch import mpi_ops
-
         super().__init__(name)
         self.names = tuple(member.name for member in members)
         self._members = members
         mean_bytes = sum(member.bytes for member in members) / len(members)
         self._decodes_together = memory.decodes_together or mean_bytes < _SMALL
-        self._mpi_ops = mpi_ops
-        self._session = mpi_ops._handle_map
         self._memory = memory
         self._find_nodes = nodes
         self._nodes: Nodes | None = None
@@ -232,9 +226,7 @@ class Group(Job):
 
     # ---- what the progress thread calls ----------------------------------------------------------------------
 
-    def poll(self) -> bool:
-        if self._mpi_ops._handle_map is not self._session:
-            raise stale()
+    def ready(self) -> bool:
         if self._cancelled_by is not None:
             return self._handle is None or self._mpi_ops.poll(self._handle)
         if self._exchange is None:
@@ -446,12 +438,7 @@ class Group(Job):
         with self._memory.working():
             # Inside working(): on a GPU the kernels' stream may write this number, which others may read too early.
             scaled = factor / int(decoded.active)
-            destinations = [self._members[i] for i in indices]
-            if len(destinations) == len(self._members):
-                self._memory.write_all(decoded, scaled, destinations)
-            else:
-                for i, destination in zip(indices, destinations):
-                    self._memory.write(decoded, i, scaled, destination)
+            self._memory.decode(decoded, indices, scaled, [self._members[i] for i in indices])
         # Not before: kernels of a GPU are launched at the end of working().
         self._delivered.update(dict.fromkeys(indices, factor))
 
@@ -480,7 +467,7 @@ class Group(Job):
         self._stage += 1
 
 
-class Closing(Job):
+class Closing(HorovodJob):
     """Job that ends collectives which others launched for a cancelled group.
 
     Such collectives must not stay pending: a later one of the same name would match them, and Horovod crashes if those
@@ -499,18 +486,12 @@ class Closing(Job):
         query: ActiveRankQuery,
         stages: Callable[[], Sequence[tuple[str, Collective, Any]]],
     ) -> None:
-        from horovod.torch import mpi_ops
-
         super().__init__(name)
-        self._mpi_ops = mpi_ops
-        self._session = mpi_ops._handle_map
         self._query = query
         self._stages = stages
         self._handles: list[Any] | None = None
 
-    def poll(self) -> bool:
-        if self._mpi_ops._handle_map is not self._session:
-            raise stale()
+    def ready(self) -> bool:
         if self._handles is None:
             return self._query.ended and self.may_begin()
         return all(map(self._mpi_ops.poll, self._handles))

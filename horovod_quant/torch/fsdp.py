@@ -14,18 +14,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from horovod_quant.frontends.stats import Stats
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.reduce_scatter import ReduceScatter, reduce_scatter_of
 from horovod_quant.schemes.base import Gradient, Scheme, require_bool
-from horovod_quant.torch.averaging import Averager, Bucket, Destination, Member, require_usable
+from horovod_quant.torch.averaging import Averager, Bucket, HookState, Member, require_usable
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.driver import Guard
-from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.parameter_names import named_parameters
 
 
-class State:
+class State(HookState):
     """State that the hooks of a model's FSDP modules share.
 
     Created by `register`.
@@ -34,31 +32,14 @@ class State:
         compression: the compressor.
     """
 
+    _averager: Averager
+    _seconds_waited: float
+
     def __init__(self, compression: Compressor, averager: Averager) -> None:
         self.compression = compression
         self._averager = averager
         self._guard = Guard(averager.groups)
         self._seconds_waited = 0.0
-
-    def stats(self) -> Stats:
-        """Return bytes sent and their float32 equivalent, per parameter and in total.
-
-        ``seconds_waited`` is the time in hooks, which PyTorch waits for.
-        """
-        return self._averager.stats()._replace(seconds_waited=self._seconds_waited)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return how often each gradient has been reduced, by name, for checkpoints."""
-        return self._averager.steps()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned: random bits continue as without the interruption.
-
-        Raises:
-            ValueError: ``state`` is something else.
-        """
-        self.compression.load_state_dict(state)
-        self._averager.resume(self.compression)
 
     def _run(self, job: Any) -> None:
         self._guard.require_sound()
@@ -390,14 +371,10 @@ class _IntraMesh:
             steps = [each.step for each in group.gradients] * workers.size
             for gradient, tensor, step in zip(gradients, taken, steps):
                 gradient.buffer, gradient.step = memory.taken(tensor, None), step
-            memory.catch_up()
-            exchange = reduction.run(gradients, workers, memory.kernels)
-            decoded = averager.run(exchange, group.names, memory)
-            with memory.working():
-                memory.write_all(
-                    decoded, factor, [_destination(outs[index], memory) for index in group.indices]
-                )
-            memory.hand_over()
+            chosen = [outs[index] for index in group.indices]
+            destinations = [memory.destination_of(out, memory.taken(out, None)) for out in chosen]
+            running = reduction.run(gradients, workers, memory.kernels)
+            averager.reduce(running, group.names, memory, factor, destinations)
         if self._bucket.rest:
             self._reduce_uncompressed(parts, outs, factor)
 
@@ -413,11 +390,6 @@ class _IntraMesh:
         total = torch.stack(pieces).sum(0).mul_(factor)
         for index, part in zip(rest, total.split([outs[index].numel() for index in rest])):
             outs[index].copy_(part)
-
-
-def _destination(tensor: torch.Tensor, memory: Memory) -> Destination:
-    values = memory.taken(tensor, None)
-    return Destination(tensor, values if memory.can_fill(tensor, values) else None)
 
 
 def _reduction(scheme: Scheme, averager: Averager) -> ReduceScatter:

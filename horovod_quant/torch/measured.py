@@ -11,12 +11,11 @@ A step counts if every worker participated in the allreduce, which a number besi
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from typing import Any
 
 import torch
 
-from horovod_quant.frontends.sample import REMEMBERED, sampled
+from horovod_quant.frontends.sample import BaseSampler, sampled
 
 
 class _Step:
@@ -32,28 +31,12 @@ class _Step:
         self.session: Any = None
 
 
-class ErrorSampler:
-    """Measurement of the nmse of an optimizer's reductions.
-
-    Args:
-        every: steps from one measurement to the next; 0 for none.
-        share: the share of a gradient's elements to compare, from 0 to 1; at least one block.
-    """
+class ErrorSampler(BaseSampler):
+    """Measurement of the nmse of an optimizer's reductions; see `BaseSampler`."""
 
     def __init__(self, every: int, share: float) -> None:
-        self.every, self.share = every, share
+        super().__init__(every, share)
         self._steps: Any = weakref.WeakKeyDictionary()
-        self._errors: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
-
-    def __bool__(self) -> bool:
-        """True if it measures."""
-        return self.every > 0
-
-    @property
-    def nmse(self) -> float | None:
-        """Mean nmse of the latest measured steps; None before the first."""
-        squares = sum(square for _, square in self._errors)
-        return sum(error for error, _ in self._errors) / squares if squares else None
 
     def take(self, call: Any, tensor: torch.Tensor) -> None:
         """Sample a gradient of an optimizer before it is reduced."""
@@ -118,4 +101,4 @@ class ErrorSampler:
             weight = step.indices[name][1]
             error += weight * float((step.found[name].cpu() - exact).square().sum(dtype=torch.float64))
             square += weight * float(exact.square().sum(dtype=torch.float64))
-        self._errors.append((error, square))
+        self._record("all", error, square)

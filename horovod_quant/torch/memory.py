@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.kernels import notices
-from horovod_quant.kernels.buffer_view import BufferView, as_array
+from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.kernels.segments import segment_kernels
 from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers
 
@@ -42,20 +42,24 @@ BUFFER_VIEW_TYPES = {
 }
 
 
-class Destination(Protocol):
+class Destination:
     """Memory into which a result is decoded.
 
-    Attributes:
+    Args:
         destination: a tensor of any layout.
         array: the flat array of its memory, or a `BufferView` of it; None if there is none.
     """
 
-    destination: torch.Tensor
-    array: Any
+    __slots__ = ("array", "destination")
+
+    def __init__(self, destination: torch.Tensor, array: Any) -> None:
+        self.destination, self.array = destination, array
 
 
-class Memory(Protocol):
+class Memory:
     """Memory in which a reduction computes.
+
+    By default kernels are synchronous, so nothing has to wait for them.
 
     Attributes:
         kernels: the backend.
@@ -69,11 +73,16 @@ class Memory(Protocol):
     takes_tensors: bool
     decodes_together: bool
 
+    def is_plain(self, tensor: torch.Tensor) -> bool:
+        """True if its memory is contiguous and on the device."""
+        raise NotImplementedError
+
     def flat(self, tensor: torch.Tensor) -> Any:
         """Return the tensor's elements as an array for kernels.
 
         It shares the tensor's memory if that is contiguous and on the device.
         """
+        raise NotImplementedError
 
     def taken(self, tensor: torch.Tensor, before: Any) -> Any:
         """Return a gradient's elements for kernels.
@@ -84,15 +93,25 @@ class Memory(Protocol):
             tensor: the gradient.
             before: an earlier return value for the same type and shape that is no longer used; or None.
         """
+        raise NotImplementedError
 
     def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
         """True if results can be decoded into the tensor's memory.
 
         ``taken`` is the return value of `taken`.
         """
+        raise NotImplementedError
+
+    def destination_of(self, tensor: torch.Tensor, taken: Any) -> Destination:
+        """Return the tensor as a destination.
+
+        ``taken`` is the return value of `taken`.
+        """
+        return Destination(tensor, taken if self.can_fill(tensor, taken) else None)
 
     def working(self) -> AbstractContextManager[Any]:
         """Return a context for calls of kernels."""
+        return _NO_CONTEXT
 
     def hand_over(self, *results: Any) -> None:
         """Make the caller's later work run after kernels.
@@ -116,6 +135,7 @@ class Memory(Protocol):
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
         """Begin a scheme's reduction of arrays of this memory."""
+        return scheme.begin(gradients, workers, self.kernels)
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         """Wrap a scheme's reduction so that its requests suit the collectives.
@@ -124,36 +144,44 @@ class Memory(Protocol):
             exchange: the scheme's reduction, of this memory's arrays.
             on_host: whether requests must have arrays in host memory in any case.
         """
+        return exchange
 
-    def write(self, decoded: Decoded, index: int, factor: float, destination: Destination) -> None:
-        """Decode a gradient of a group times ``factor``.
-
-        To be called in a context of `working`.
-        """
-
-    def array_of(self, destination: Destination) -> Any:
-        """Return a destination's memory, or a `BufferView` of it.
-
-        Returns None if it is not flat or on another device.
-        """
-
-    def write_all(self, decoded: Decoded, factor: float, destinations: Sequence[Destination]) -> None:
-        """Decode all gradients of a group.
+    def decode(
+        self, decoded: Decoded, indices: Sequence[int], factor: float, destinations: Sequence[Destination]
+    ) -> None:
+        """Decode gradients of a group times ``factor``.
 
         To be called in a context of `working`.
         """
-        arrays = list(map(self.array_of, destinations))
-        if any(array is None for array in arrays):
-            for index, destination in enumerate(destinations):
-                self.write(decoded, index, factor, destination)
-        else:
-            decoded.decode(range(len(arrays)), factor, arrays)
+        arrays = list(map(self._array_of, destinations))
+        copies = []
+        for place, array in enumerate(arrays):
+            if array is None:
+                tensor = destinations[place].destination
+                contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+                arrays[place] = self.flat(contiguous)
+                copies.append((tensor, contiguous))
+        decoded.decode(indices, factor, arrays)
+        if copies:
+            self.settle([contiguous for _, contiguous in copies])
+            for tensor, contiguous in copies:
+                tensor.copy_(contiguous)
+
+    def _array_of(self, destination: Destination) -> Any:
+        """Return a destination's memory, or None if it is not plain."""
+        if destination.array is not None:
+            return destination.array
+        tensor = destination.destination
+        return self.flat(tensor) if self.is_plain(tensor) else None
+
+    def settle(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Launch the kernels that write the tensors, for PyTorch to read them."""
 
 
 class HostMemory(Memory):
     """Host memory with numpy arrays.
 
-    The host waits for copies of gradients on a GPU. Kernels are synchronous, so nothing has to wait for them.
+    The host waits for copies of gradients on a GPU.
 
     Args:
         kernels: a backend for numpy arrays.
@@ -167,13 +195,16 @@ class HostMemory(Memory):
         self.kernels = kernels
         self._takes_views = segment_kernels(kernels).wants_views
 
+    def is_plain(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cpu and tensor.is_contiguous()
+
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
         """Return a tensor's elements as a numpy array.
 
         Bfloat16 as uint16, which kernels expect.
         """
         detached = tensor.detach() if tensor.requires_grad else tensor
-        if not _is_plain(detached):
+        if not self.is_plain(detached):
             detached = detached.cpu().contiguous()
         if detached.dtype in _TENSOR_BITS:
             return detached.view(_TENSOR_BITS[detached.dtype]).numpy().view(np.uint16).reshape(-1)
@@ -185,7 +216,7 @@ class HostMemory(Memory):
 
         It is a view if the kernels accept one.
         """
-        if not (self._takes_views and _is_plain(tensor)):
+        if not (self._takes_views and self.is_plain(tensor)):
             return self.flat(tensor)
         if type(before) is not BufferView:
             before = BufferView(BUFFER_VIEW_TYPES[tensor.dtype], tensor.numel(), self.flat)
@@ -197,54 +228,11 @@ class HostMemory(Memory):
         return before.at(address, tensor, tensor.untyped_storage())
 
     def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return type(taken) is BufferView or _is_plain(tensor)
-
-    def working(self) -> AbstractContextManager[Any]:
-        return _NO_CONTEXT
-
-    def hand_over(self, *results: Any) -> None:
-        pass
-
-    def catch_up(self) -> None:
-        pass
-
-    def mark(self) -> None:
-        pass
-
-    def wait_for(self, mark: Any) -> None:
-        pass
+        return type(taken) is BufferView or self.is_plain(tensor)
 
     def decodes_early(self, destinations: Sequence[Destination]) -> bool:
         """True if all destinations are contiguous and in host memory."""
         return all(destination.array is not None for destination in destinations)
-
-    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
-        return scheme.begin(gradients, workers, self.kernels)
-
-    def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
-        return exchange
-
-    def write(self, decoded: Decoded, index: int, factor: float, destination: Destination) -> None:
-        """Decode into a tensor on any device."""
-        array = as_array(self.array_of(destination))
-        if array is not None:
-            decoded.write(index, factor, array)
-            return
-        tensor = destination.destination
-        contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-        decoded.write(index, factor, self.flat(contiguous))
-        tensor.copy_(contiguous)
-
-    def array_of(self, destination: Destination) -> np.ndarray | BufferView | None:
-        if destination.array is not None:
-            return destination.array
-        tensor = destination.destination
-        return self.flat(tensor) if _is_plain(tensor) else None
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """True if its memory is contiguous and on the host."""
-    return tensor.is_cpu and tensor.is_contiguous()
 
 
 def check(kernels: str, schemes: Iterable[Scheme]) -> None:

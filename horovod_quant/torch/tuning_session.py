@@ -16,6 +16,7 @@ from horovod_quant.kernels import notices
 from horovod_quant.torch.caller import OptimizerCall
 from horovod_quant.torch.control import ActiveRankQuery, Question
 from horovod_quant.torch.participation import ParticipationProbe
+from horovod_quant.transports.progress import PROGRESS
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 if TYPE_CHECKING:
@@ -215,7 +216,11 @@ class TuningSession:
         """Compare arguments, and adopt an earlier choice of any worker."""
         size = self._process_set.size()
         if size > 1:
-            ActiveRankQuery(Question(self._process_set, self.label, self._auto.arguments())).answer()
+            query = ActiveRankQuery(Question(self._process_set, self.label, self._auto.arguments()))
+            PROGRESS.hand(query)
+            PROGRESS.wait([query], lambda: query.ended)
+            if query.error is not None:
+                raise query.error
         if len(self._candidates) == 1:
             self._choose(Report(self._candidates[0].name, (), size))
             return

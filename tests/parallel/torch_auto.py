@@ -31,7 +31,7 @@ from turns import taken
 import horovod_quant.torch as hvq
 from horovod_quant.autotune import trial
 from horovod_quant.torch import buckets, compressor
-from horovod_quant.torch.waiting import Patience
+from horovod_quant.torch.buckets import Patience
 
 METHODS = ["qsgd-8", "global-qsgd-8", "eden-2"]
 

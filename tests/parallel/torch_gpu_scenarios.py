@@ -50,10 +50,10 @@ def start() -> int:
 
 def overlapped(make: Any) -> None:
     """The second step's exchanges start in the backward pass, in more than one group, by kernels on the device."""
-    write_all = DeviceMemory.write_all
-    with patch.object(DeviceMemory, "write_all", autospec=True, side_effect=write_all) as written:
+    decode = DeviceMemory.decode
+    with patch.object(DeviceMemory, "decode", autospec=True, side_effect=decode) as decoding:
         train_and_compare(make(group_bytes=8192), steps=STEPS)
-    decoded = sum(len(call.args[3]) for call in written.call_args_list)
+    decoded = sum(len(call.args[2]) for call in decoding.call_args_list)
     assert decoded == 3 * STEPS, "not all of the three large gradients were decoded there, once a step"
 
 

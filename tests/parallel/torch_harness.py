@@ -21,7 +21,7 @@ from turns import EVERY_CASE
 import horovod_quant.torch as hvq
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
 from horovod_quant.torch import buckets
-from horovod_quant.torch.waiting import Patience
+from horovod_quant.torch.buckets import Patience
 
 DEVICE = torch.device(os.environ.get("TORCH_DEVICE", "cpu"))
 """Of the models that are made here."""

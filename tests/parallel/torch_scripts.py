@@ -39,7 +39,7 @@ from turns import taken
 
 import horovod_quant.torch as hvq
 from horovod_quant.torch import buckets
-from horovod_quant.torch.waiting import Patience
+from horovod_quant.torch.buckets import Patience
 
 DRAWS = int(os.environ.get("SCRIPT_DRAWS", "6"))
 """Of scripts, for each method."""

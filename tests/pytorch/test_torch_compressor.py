@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from types import SimpleNamespace
 from typing import Any, Callable
 
 import numpy as np
@@ -16,7 +15,7 @@ import horovod_quant.torch as hvq
 from horovod_quant.kernels import reference
 from horovod_quant.schemes.base import Decoded
 from horovod_quant.torch.control import ControlTensor
-from horovod_quant.torch.memory import HostMemory
+from horovod_quant.torch.memory import Destination, HostMemory
 
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], beta=-0.1), "beta=-0.1"),
@@ -203,7 +202,7 @@ def test_decoding_to_what_is_not_contiguous_works_whatever_the_default_device_is
     torch.set_default_device("meta")
     try:
         decoded = Decoded(1, lambda index, factor, out: np.copyto(out, factor))
-        HostMemory(reference).write(decoded, 0, 2.0, SimpleNamespace(destination=destination, array=None))
+        HostMemory(reference).decode(decoded, [0], 2.0, [Destination(destination, None)])
     finally:
         torch.set_default_device(None)
     assert (destination == 2).all()

@@ -215,10 +215,10 @@ class OrderedMemory:
     def taken(self, tensor: Any, destination: Any) -> Any:
         return tensor
 
-    def array_of(self, destination: Any) -> Any:
-        return None
+    def destination_of(self, tensor: Any, taken: Any) -> Any:
+        return tensor
 
-    def write_all(self, *arguments: Any) -> None:
+    def decode(self, *arguments: Any) -> None:
         self.written = self._streams.own.launch()
 
     def hand_over(self) -> None:
@@ -250,7 +250,6 @@ def test_fsdps_kernels_run_between_the_gradients_and_what_follows(
     memory, averager = OrderedMemory(current.stream.launch()), made_averager()
     monkeypatch.setattr(averager, "count", lambda bucket: None)
     monkeypatch.setattr(averager, "memory", lambda device: memory)
-    monkeypatch.setattr(fsdp, "_destination", lambda tensor, memory: tensor)
     hook = object.__new__(fsdp._IntraMesh)
     hook._state = SimpleNamespace(_averager=averager)  # type: ignore[assignment]
     hook._unit = SimpleNamespace(split=lambda flat: [flat])  # type: ignore[assignment]
