@@ -11,8 +11,8 @@ data that it sends. The others try to send in one direction of a pair at a time,
 - shifts: n - 1 calls; in the i-th, worker r sends to worker r + i alone;
 - oriented: two calls; in the first every pair sends in one direction, in the second in the other;
 - split: as one call, in four parts one after the other;
-- pairwise sums: every pair adds its two shards over a separate process set, and subtracts its local one; no worker has to wait
-  for a third;
+- pairwise sums: every pair adds its two shards over a separate process set, and subtracts its local one; no worker has
+  to wait for a third;
 - gather: an allgather of everything, n× the bytes.
 """
 

@@ -84,7 +84,7 @@ class Model(torch.nn.Module):
 
 
 class TorchTrial:
-    """Model with one method's gradients, whose `run` a subclass completes.
+    """Model whose gradients one method reduces; base class of trials.
 
     Attributes:
         variant: the method.
