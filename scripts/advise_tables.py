@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import kept_speeds
 from pages import insert
 
 from horovod_quant.analysis import advice, pays
@@ -22,7 +23,7 @@ from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_co
 from horovod_quant.analysis.fabrics import ACCELERATORS, GIGABIT, INSIDE_HOST
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.models import MODELS, Shapes, elements
-from horovod_quant.analysis.network import GLOO, NCCL, NO_SOFTWARE, Network, Software, nccl_software
+from horovod_quant.analysis.network import GLOO, NCCL, Network, Software, nccl_software
 from horovod_quant.analysis.recommendation import best_few, best_of, is_fine
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
@@ -208,8 +209,8 @@ The second epoch; the median of the steps that are shown, after the first ones; 
 the throughput at the end.
 """
 
-TREE = 4 / 1.5
-"""Bytes that their allreduce sends relative to a ring.
+TREE = Software(0, 0, 0, 0, 0, 1, 1, allreduce=4 / 1.5)
+"""The wire alone, with the bytes of their allreduce relative to a ring's.
 
 Their sums go up and down a tree of depth two, a whole array each time; a ring of four sends 1.5 of an array.
 """
@@ -246,8 +247,7 @@ def predictions(logged: Logged, software: Software, pair: str) -> tuple[dict[str
     Computing takes what float32 communication leaves of the time measured through NVLink. Where the logs do not say how
     many steps there are, the 8-bit time through NVLink implies it, and is no prediction then.
     """
-    tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
-    theirs = exchanges(logged.elements, "nvlink3-pair", tree)
+    theirs = exchanges(logged.elements, "nvlink3-pair", TREE)
     steps = float(logged.steps or (logged.nvlink[0] - logged.nvlink[1]) / (theirs.float32 - theirs.quantized))
     computing = logged.nvlink[0] / steps - theirs.float32
     found = {}
@@ -262,11 +262,10 @@ def logged_table() -> str:
         "| | measured: float32, 8 bits, speed-up | their tree, modelled | this package, by `advise` |",
         "| --- | --- | --- | --- |",
     ]
-    tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
     ring = nccl_software(ACCELERATORS["a100"])
     for logged in LOGGED:
         (theirs, _), (ours, _) = (
-            predictions(logged, tree, "nvlink3-pair"),
+            predictions(logged, TREE, "nvlink3-pair"),
             predictions(logged, ring, "nvlink3"),
         )
         for name, seconds in (("host's memory", logged.host_memory), ("NVLink", logged.nvlink)):
@@ -317,8 +316,9 @@ def kernel_speeds(measure: bool) -> KernelSpeeds:
     if measure:
         choices = advice.considered(Setting({}, Network(2, 2), KernelSpeeds({})), everything=True)
         schemes = [choice.method for choice in choices if isinstance(choice.method, Scheme)]
-        SPEEDS.write_text(json.dumps(measure_kernels(schemes, seconds=20.0).as_json()) + "\n")
-    return KernelSpeeds.from_json(json.loads(SPEEDS.read_text()))
+        measured = measure_kernels(schemes, seconds=20.0)
+        SPEEDS.write_text(json.dumps(kept_speeds.as_json(measured)) + "\n")
+    return kept_speeds.from_json(json.loads(SPEEDS.read_text()))
 
 
 def make_parser() -> argparse.ArgumentParser:

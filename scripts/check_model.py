@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import kept_speeds
 from pages import insert
 
 from horovod_quant import kernels
@@ -256,8 +257,8 @@ def kernel_speeds(folder: Path, again: bool) -> KernelSpeeds:
     if again or not path.exists():
         schemes = [methods.parse(name).scheme() for name in METHODS]
         speeds = measure_kernels([scheme for scheme in schemes if scheme is not None], seconds=5.0)
-        path.write_text(json.dumps(speeds.as_json(), indent=1) + "\n")
-    return KernelSpeeds.from_json(json.loads(path.read_text()))
+        path.write_text(json.dumps(kept_speeds.as_json(speeds), indent=1) + "\n")
+    return kept_speeds.from_json(json.loads(path.read_text()))
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

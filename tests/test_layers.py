@@ -83,7 +83,7 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("kernels.reference", "from horovod_quant.codecs.levels import uniform_levels"),
+        ("kernels.reference", "from horovod_quant.codecs.rounding_error import level_set"),
         ("kernels.triton.each", "from horovod_quant.torch import memory"),
         ("codecs.base", "def late():\n    import horovod_quant.reductions.base"),
         ("reductions.base", "from horovod_quant import schemes"),

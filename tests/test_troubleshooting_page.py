@@ -36,7 +36,6 @@ NOT_ON_THE_PAGE = {
     "kernels/native_library.py": "the page has why there is no library",
     "codecs/arguments.py": "functions of levels and errors, whose arguments a message names",
     "codecs/rotated_codes.py": "as above",
-    "codecs/rotated_sum_steps.py": "as above",
     "codecs/rounding_error.py": "as above",
 }
 """Modules whose messages nobody meets who trains, measures or predicts, and why."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from horovod_quant import kernels
 from horovod_quant.analysis.work import Call, Watched, cached_work_of, describe_call, resolved, run_alone
-from horovod_quant.kernels.keys import RngKey
-from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers
+from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 
 
@@ -50,19 +49,6 @@ class KernelSpeeds:
             KeyError: a kernel has not been measured.
         """
         return sum(self._speed(call).seconds(call.elements, call.arrays) for call in calls)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the speeds in types of JSON."""
-        return {
-            "kernels": [[kernel, bits, *speed] for (kernel, bits), speed in self.kernels.items()],
-            "half": list(self.half),
-        }
-
-    @staticmethod
-    def from_json(found: Mapping[str, Any]) -> KernelSpeeds:
-        """Return the speeds that `as_json` returned."""
-        measured = {(kernel, bits): Speed(first, more) for kernel, bits, first, more in found["kernels"]}
-        return KernelSpeeds(measured, tuple(found["half"]))
 
     def _speed(self, call: Call) -> Speed:
         if (call.kernel, call.bits) in self.kernels:
@@ -149,11 +135,7 @@ def _run(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: Any) -> 
         scheme = resolved(scheme, workers)
     except ValueError:
         return
-    keys = RngKey(0, "measured")
-    start, stop = scheme.owned(keys.name, len(values), workers)
-    state = BinaryState(np.zeros_like(values[start:stop]), np.zeros_like(values[start:stop]), 0.9)
-    gradients = [Gradient(values, keys, 0, state)]
-    for _ in run_alone(scheme, gradients, workers, kernels, [np.zeros_like(values)], np.resize):
+    for _ in run_alone(scheme, [values], workers, kernels, np.zeros_like, np.resize):
         pass
 
 

@@ -118,9 +118,6 @@ DDP_SOFTWARE = Software(
 )
 """DDP over Gloo, from the same lab: it has no coordinator."""
 
-NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
-"""Software without cost: the wire alone, and kernels as measured."""
-
 
 def nccl_software(memory_bandwidth: float) -> Software:
     """Return the software costs with NCCL, which bypasses the CPU.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from horovod_quant.analysis.advice import MOST_NMSE, Row
 from horovod_quant.analysis.cost_model import NONE
@@ -16,6 +16,8 @@ AS_FAST = 1.02
 
 FEW = 5
 """Number of methods shown in addition to no compression."""
+
+_Timed = TypeVar("_Timed", bound=Any)
 
 _STEP, _TO_LOSS = attrgetter("step"), attrgetter("to_loss")
 
@@ -65,16 +67,19 @@ def recommend(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Recommendatio
 def best_of(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> Row:
     """Return the method that is fastest to the same loss.
 
-    One within ``max_nmse`` that pays; no compression if there is none.
-
-    Within `AS_FAST` it is the one with the smallest nmse.
+    One within ``max_nmse`` that pays, see `fastest`; no compression if there is none.
     """
     good = [row for row in rows if row.pays and is_fine(row, max_nmse)]
     if not good:
         return next(row for row in rows if row.name == NONE)
-    shortest = min(row.to_loss for row in good)
-    equal = [row for row in good if row.to_loss <= AS_FAST * shortest]
-    return min(equal, key=lambda row: (row.nmse or 0.0, row.to_loss))
+    return fastest(good, _TO_LOSS)
+
+
+def fastest(methods: Sequence[_Timed], seconds: Callable[[_Timed], float]) -> _Timed:
+    """Return the fastest; among equally fast, that with the smallest nmse."""
+    shortest = min(map(seconds, methods))
+    equal = [each for each in methods if seconds(each) <= AS_FAST * shortest]
+    return min(equal, key=lambda each: (math.inf if each.nmse is None else each.nmse, seconds(each)))
 
 
 def is_fine(row: Row, max_nmse: float) -> bool:

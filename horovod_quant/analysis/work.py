@@ -137,34 +137,34 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
     scheme = resolved(scheme.fixed_length_proxy(), workers)
     recorder = _Recorder()
     empty = [_ghost(length) for length in lengths]
-    gradients = []
-    for i, array in enumerate(empty):
-        start, stop = scheme.owned(str(i), len(array), workers)
-        own = array[start:stop]
-        gradients.append(Gradient(array, RngKey(0, str(i)), 0, BinaryState(own, own, 0.9)))
-    requests = run_alone(scheme, gradients, workers, recorder.kernels, empty, _resized)
+    requests = run_alone(scheme, empty, workers, recorder.kernels, lambda array: array, _resized)
     stages = [(recorder.taken(), request) for request in requests]
     return Work(stages, recorder.taken())
 
 
 def run_alone(
     scheme: Scheme,
-    gradients: Sequence[Gradient],
+    values: Sequence[np.ndarray],
     workers: Workers,
     kernels: Any,
-    averages: Sequence[np.ndarray],
+    zeros: Callable[[np.ndarray], np.ndarray],
     resize: Callable[[np.ndarray, int], np.ndarray],
 ) -> Iterator[Request]:
     """Run one worker of equal gradients, and yield its requests.
 
     Args:
         scheme: the resolved scheme.
-        gradients: this worker's gradients.
+        values: this worker's gradients.
         workers: the workers.
         kernels: the backend.
-        averages: arrays that receive the results.
+        zeros: returns an array like the given one, for states and results.
         resize: returns an array like the given one, with another length.
     """
+    gradients = []
+    for i, array in enumerate(values):
+        start, stop = scheme.owned(str(i), len(array), workers)
+        state = BinaryState(zeros(array[start:stop]), zeros(array[start:stop]), 0.9)
+        gradients.append(Gradient(array, RngKey(0, str(i)), 0, state))
     exchange = scheme.begin(gradients, workers, kernels)
     answer: Any = None
     while True:
@@ -182,8 +182,8 @@ def run_alone(
             answer = [array[: request.splits[0]]] * others
         else:
             answer = array
-    for i, average in enumerate(averages):
-        decoded.write(i, 1.0, average)
+    for i, array in enumerate(values):
+        decoded.write(i, 1.0, zeros(array))
 
 
 cached_work_of = functools.lru_cache(maxsize=4096)(work_of)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
+from horovod_quant.analysis.recommendation import fastest
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.autotune.candidates import Candidate
 from horovod_quant.frontends.methods import NONE
@@ -26,9 +28,6 @@ WARM_UP = 1
 
 FIRST_WARM_UP = 3
 """Number of warm-up steps in the first round: a method plans its groups, then tries the plan."""
-
-AS_FAST = 1.02
-"""Factor up to which steps count as equally short; then the smaller nmse decides."""
 
 _MICROSECONDS = 1e6
 
@@ -187,9 +186,7 @@ class Report(NamedTuple):
 
 
 def evaluate(candidates: Sequence[Candidate], sums: Sequence[int], workers: int) -> Report:
-    """Choose the best method among those with the shortest steps.
-
-    The best is the one with the smallest nmse.
+    """Choose the method with the shortest steps, see `fastest`.
 
     Args:
         candidates: the candidates, in the order of the trials.
@@ -202,8 +199,6 @@ def evaluate(candidates: Sequence[Candidate], sums: Sequence[int], workers: int)
         Measurement(each.name, each.nmse, exchange, whole, exchange + seconds[-1])
         for each, exchange, whole in zip(candidates, seconds[:count], seconds[count:])
     )
-    shortest = min(each.step for each in measurements)
-    equal = [each for each in measurements if each.step <= AS_FAST * shortest]
-    chosen = min(equal, key=lambda each: (float("inf") if each.nmse is None else each.nmse, each.step))
+    chosen = fastest(measurements, attrgetter("step"))
     steps = len(timetable(count))
     return Report(chosen.method, measurements, workers, steps, steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import horovod_quant.torch as hvq
 from horovod_quant.analysis.models import elements
-from horovod_quant.bench.rounds import WARM_UP
-from horovod_quant.bench.torch_model import Gradients, Model
+from horovod_quant.bench.torch_model import Gradients, TorchTrial
 from horovod_quant.bench.variants import DDPS_OWN, Options, Variant
 from horovod_quant.frontends.methods import FP16
 from horovod_quant.transports.traffic import ring_allreduce_bytes
@@ -87,7 +85,7 @@ HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, _HOOKS))
 """Hooks by name; a number is PowerSGD's rank."""
 
 
-class Trial:
+class Trial(TorchTrial):
     """Model in DDP with one method's hook.
 
     Buckets have DDP's default sizes.
@@ -97,10 +95,7 @@ class Trial:
     """
 
     def __init__(self, variant: Variant, gradients: Gradients, options: Options) -> None:
-        self.variant = variant
-        self._gradients = gradients
-        self._model = Model(gradients.shapes, options.backward, gradients.device)
-        self._parameters = list(self._model.parameters())
+        super().__init__(variant, gradients, options)
         hook = None if variant.ours else HOOKS[variant.label]
         self._powersgd: Any = None
         buckets = {}
@@ -109,45 +104,25 @@ class Trial:
                 None, matrix_approximation_rank=hook, start_powerSGD_iter=START_POWERSGD
             )
             buckets = {"bucket_cap_mb": 4 * elements(gradients.shapes) / 2**20 + 1}
+            # It allocates memory in its first reduction, and reuses it from the second on.
+            self.warm_up = START_POWERSGD + 3
         # PowerSGD feeds its error back in later steps, so the nmse of one step has no meaning.
         self.has_average = self._powersgd is None
-        # It allocates memory in its first reduction, and reuses it from the second on.
-        self.warm_up = WARM_UP if self._powersgd is None else START_POWERSGD + 3
-        self._ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **buckets)
+        self._called = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **buckets)
         self._state: Any = None
         if variant.ours:
-            self._state = hvq.ddp.register(self._ddp, variant.compression(None, hvq))
+            self._state = hvq.ddp.register(self._called, variant.compression(None, hvq))
         elif self._powersgd is not None:
-            self._ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
+            self._called.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif hook is not None:
-            self._ddp.register_comm_hook(None, hook)
-        self._loss: Any = None
-        self._elements_sent = 0.0
-
-    def prepare(self, keep: bool = False) -> None:
-        """Fill the gradients, and run the forward pass."""
-        self._gradients.give(self._parameters)
-        self._loss = self._ddp(torch.zeros((), requires_grad=True))
-
-    def run(self) -> None:
-        """Run the measured part."""
-        self._model.begin = time.perf_counter()
-        self._loss.backward()
-
-    def averages(self) -> list[np.ndarray]:
-        """Return the gradients after the step communication."""
-        return [parameter.grad.numpy() for parameter in self._parameters]
-
-    def clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._elements_sent += elements(self._gradients.shapes)
+            self._called.register_comm_hook(None, hook)
 
     def bytes_sent(self) -> float:
         """Return the bytes this worker has sent; for PowerSGD, since its start."""
         if self._state is not None:
             return self._state.stats().total.bytes_sent
-        powersgd = self._powersgd
-        sent = self._elements_sent if powersgd is None else powersgd.total_numel_after_compression
+        sent = self._exchanges * elements(self._gradients.shapes)
+        if self._powersgd is not None:
+            sent = self._powersgd.total_numel_after_compression
         width = 2 if self.variant.label in (FP16, "bf16") else 4
         return ring_allreduce_bytes(width * sent, dist.get_world_size())

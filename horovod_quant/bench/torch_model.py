@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from horovod_quant.analysis.models import Shapes, elements
+from horovod_quant.bench.rounds import WARM_UP
+from horovod_quant.bench.variants import Options, Variant
 
 
 class _Visit(torch.autograd.Function):
@@ -79,3 +81,44 @@ class Model(torch.nn.Module):
 
     def _deadline(self, share: float) -> float:
         return self.begin + share * self._backward if self._backward else 0.0
+
+
+class TorchTrial:
+    """Model whose gradients one method reduces; base class of trials.
+
+    Attributes:
+        variant: the method.
+        has_average: whether the nmse of its average has a meaning.
+        warm_up: number of steps before the measured ones.
+    """
+
+    warm_up = WARM_UP
+
+    def __init__(self, variant: Variant, gradients: Gradients, options: Options) -> None:
+        self.variant = variant
+        self.has_average = variant.averages
+        self._gradients = gradients
+        self._model = Model(gradients.shapes, options.backward, gradients.device)
+        self._parameters = list(self._model.parameters())
+        self._called: Any = self._model
+        self._loss: Any = None
+        self._exchanges = 0
+
+    def prepare(self, keep: bool = False) -> None:
+        """Fill the gradients, and run the forward pass."""
+        self._gradients.give(self._parameters)
+        self._loss = self._called(torch.zeros((), device="cpu", requires_grad=True))
+
+    def run(self) -> None:
+        """Run the measured part."""
+        self._model.begin = time.perf_counter()
+        self._loss.backward()
+
+    def averages(self) -> list[np.ndarray]:
+        """Return the gradients after a run."""
+        return [parameter.grad.cpu().numpy() for parameter in self._parameters]
+
+    def clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._exchanges += 1

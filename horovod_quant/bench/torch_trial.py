@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,8 +10,7 @@ import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant.analysis.models import elements
-from horovod_quant.bench.rounds import WARM_UP
-from horovod_quant.bench.torch_model import Gradients, Model
+from horovod_quant.bench.torch_model import Gradients, TorchTrial
 from horovod_quant.bench.variants import Options, Variant
 
 workers = hvd
@@ -30,19 +28,11 @@ def allgather(array: np.ndarray, name: str) -> np.ndarray:
     return hvd.allgather(torch.from_numpy(array), name=name).numpy()
 
 
-class Trial:
+class Trial(TorchTrial):
     """A model and its optimizer, ready to reduce gradients with one method."""
 
-    warm_up = WARM_UP
-
     def __init__(self, variant: Variant, gradients: Gradients, options: Options) -> None:
-        self.variant = variant
-        self.has_average = variant.averages
-        self._gradients = gradients
-        self._model = Model(gradients.shapes, options.backward, gradients.device)
-        self._parameters = list(self._model.parameters())
-        self._loss: Any = None
-        self._exchanges = 0
+        super().__init__(variant, gradients, options)
         self._optimizer: Any = None
         self._compression: Any = None
         if variant.method is not None:
@@ -56,26 +46,10 @@ class Trial:
                 plain, named_parameters=list(zip(names, self._parameters)), compression=self._compression
             )
 
-    def prepare(self, keep: bool = False) -> None:
-        """Fill the gradients, and run the forward pass."""
-        self._gradients.give(self._parameters)
-        self._loss = self._model(torch.zeros((), device="cpu", requires_grad=True))
-
     def run(self) -> None:
-        """Run the measured part."""
-        self._model.begin = time.perf_counter()
-        self._loss.backward()
+        super().run()
         if self._optimizer is not None:
             self._optimizer.synchronize()
-
-    def averages(self) -> list[np.ndarray]:
-        """Return the gradients after a run."""
-        return [parameter.grad.cpu().numpy() for parameter in self._parameters]
-
-    def clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._exchanges += 1
 
     def bytes_sent(self) -> float:
         """Return the counted bytes that this worker has sent in all runs."""

@@ -8,8 +8,7 @@ from math import lcm
 from typing import Any
 
 from horovod_quant.codecs.base import Codec
-from horovod_quant.codecs.levels import exponential_levels, uniform_levels
-from horovod_quant.codecs.rounding_error import gaussian_nmse
+from horovod_quant.codecs.rounding_error import gaussian_nmse, level_set
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
@@ -39,8 +38,7 @@ class NormsAndCodes(Codec):
 
     def nmse(self, workers: int = 1, rounding: str = "independent") -> float:
         """Nmse that rounding adds to independent Gaussian gradients' average, see `gaussian_nmse`."""
-        top = (1 << (self.bits - 1)) - 1
-        grid = uniform_levels(top) if self.levels == "uniform" else exponential_levels(top - 1)
+        grid = level_set(self.levels, (1 << (self.bits - 1)) - 1)
         return gaussian_nmse(grid, self.norm, self.bucket_size, rounding, workers)
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:

@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from horovod_quant.codecs.arguments import is_correlated, positive_int
+from horovod_quant.codecs.arguments import is_correlated
 
 OVERFLOWS = 5e-7
 """Design probability that a bucket has a sum outside its field.
@@ -29,6 +29,7 @@ LEAST_SHARE = 0.5
 _COORDINATES = 1024  # per bucket
 
 
+@functools.lru_cache(maxsize=256)
 def rotated_sum_step(bits: int, workers: int, rounding: str = "correlated") -> float:
     """Return the step size of a rotated sum.
 
@@ -53,22 +54,11 @@ def rotated_sum_step(bits: int, workers: int, rounding: str = "correlated") -> f
     Returns:
         A ratio, without unit.
 
-    Raises:
-        TypeError, ValueError: an argument is not as above.
-
     Source: derived in this docstring. It assumes that the pairs' errors are independent, as they are if the gradients
     are: pairs of workers share one random number, so gradients that are multiples of one vector can correlate them.
     """
-    bits, workers = positive_int("bits", bits), positive_int("workers", workers)
-    if not 2 <= bits <= 8:
-        raise ValueError(f"bits={bits!r}: use 2 to 8")
-    return _rotated_sum_step(bits, workers, is_correlated(rounding))
-
-
-@functools.lru_cache(maxsize=256)
-def _rotated_sum_step(bits: int, workers: int, correlated: bool) -> float:
     room, exponent = float(1 << (bits - 1)), _tail_exponent()
-    terms, deviation = _rounded_sums(workers, correlated, alike=True)
+    terms, deviation = _rounded_sums(workers, is_correlated(rounding), alike=True)
     deviation *= math.sqrt(1 / LEAST_SHARE / workers)
     normal = np.array([NormalDist().inv_cdf((k + 0.5) / 256) for k in range(256)])
     s = np.geomspace(1e-2, 12.0, 200)
@@ -101,12 +91,8 @@ def estimate_margin(samples: int) -> float:
     Returns:
         A ratio of variances, without unit; 1.17 for 128 samples.
 
-    Raises:
-        TypeError, ValueError: ``samples`` is not a positive integer.
-
     Source: derived in this docstring.
     """
-    samples = positive_int("samples", samples)
     twice = 2 * _tail_exponent()
     if twice / samples > 700:
         return math.inf
@@ -127,9 +113,6 @@ def rotated_sum_nmse(bits: int, workers: int, rounding: str = "correlated") -> f
 
     Returns:
         A ratio of variances, without unit.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above.
 
     Source: `rotated_sum_step`; for correlated rounding the variance of a pair's fraction, averaged over the fractions.
     """

@@ -22,6 +22,22 @@ _VALUES = 2**16
 _NUMBERS = 2**12
 
 
+def level_set(kind: str, top: int) -> _Floats:
+    """Return the levels of magnitudes divided by their norm, ascending.
+
+    Kernels have separate code.
+
+    Args:
+        kind: ``"uniform"`` for ``k / top``, or ``"exponential"`` for ``0, 2^-(top - 1), ..., 1/2, 1``.
+        top: number of non-zero levels, at least 1; at most 1001 exponential ones.
+
+    Source: QSGD (NeurIPS 2017), section 3.1; NUQSGD (JMLR 2021); both kinds of dithering in Global-QSGD (2023).
+    """
+    if kind == "uniform":
+        return np.arange(top + 1) / top
+    return np.concatenate(([0.0], np.ldexp(1.0, np.arange(1 - top, 1))))
+
+
 def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
     """Return the exact variance of unbiased stochastic rounding.
 
@@ -41,7 +57,7 @@ def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
     Source: QSGD, section 3.1 (the variance of a two-point variable).
     """
     ratios = np.asarray(r, np.float64)
-    grid = flat("levels", levels)
+    grid = np.asarray(levels, np.float64)
     if grid.size < 2 or grid[0] != 0 or grid[-1] != 1 or (np.diff(grid) <= 0).any():
         raise ValueError(f"levels={levels!r} must ascend from 0 to 1")
     if not ((ratios >= 0) & (ratios <= 1)).all():
@@ -60,15 +76,6 @@ def correlated_dither(rank: int, size: int) -> tuple[int, float]:
     key = RngKey(0, "").correlated("", 0, rank, size)
     sign = -1 if key.flip else 1
     return sign << key.shift, sign * key.addend / (ALL_ONES + 1)
-
-
-def flat(name: str, value: npt.ArrayLike) -> _Floats:
-    array = np.asarray(value, np.float64)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}; it must be flat")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} has elements that are not finite")
-    return array
 
 
 def gaussian_nmse(

@@ -81,12 +81,8 @@ class HierarchicalReduction:
         pieces = yield from validated(self._to_owners(gradients, ranges, workers, kernels), workers)
         averages = self._averaged(gradients, ranges, pieces, workers, kernels)
         found = yield from map_requests(self.inter.run(averages, between(workers), kernels), _between_nodes)
-        again = found.exchanged_again
-        returned = self.returned(workers)
-        if returned == FLOAT32:
-            return (yield from self._gather_averages(found, ranges, workers, kernels, again))
-        infos = [each.info for each in gradients]
-        return (yield from self._gather_received(found, infos, ranges, workers, kernels, again))
+        gather = self._gather_averages if self.returned(workers) == FLOAT32 else self._gather_received
+        return (yield from gather(found, [each.info for each in gradients], ranges, workers, kernels))
 
     def _to_owners(
         self, gradients: Sequence[Gradient], ranges: Ranges, workers: Workers, kernels: Any
@@ -116,7 +112,7 @@ class HierarchicalReduction:
         ]
 
     def _gather_averages(
-        self, found: Decoded, ranges: Ranges, workers: Workers, kernels: Any, again: Sequence[int]
+        self, found: Decoded, infos: Sequence[TensorInfo], ranges: Ranges, workers: Workers, kernels: Any
     ) -> Generator[Request, Any, Decoded]:
         tensors = range(ranges.tensors)
         floats = Floats(FLOAT32)
@@ -128,29 +124,10 @@ class HierarchicalReduction:
         gathered = yield from validated(
             Allgather(averages, sizes, ranges.lengths(floats), group=LOCAL), workers
         )
-        offsets = [split_points([each.elements for each in segments]) for segments in ranges.of]
-
-        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-            def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
-                arrays, _, _ = source
-                return segment_kernels(kernels).scale(arrays, factor * workers.size, parts)
-
-            sources = []
-            for owner, (indices, segments) in enumerate(ranges.parts_of(tensors)):
-                at = offsets[owner]
-                sources.append(([gathered[owner][at[i] : at[i + 1]] for i in indices], indices, segments))
-            return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
-
-        return Decoded(workers.size, exchanged_again=again, decode=decode)
+        return ranges.decoded(floats, gathered, infos, workers, kernels, found.exchanged_again)
 
     def _gather_received(
-        self,
-        found: Decoded,
-        infos: Sequence[TensorInfo],
-        ranges: Ranges,
-        workers: Workers,
-        kernels: Any,
-        again: Sequence[int],
+        self, found: Decoded, infos: Sequence[TensorInfo], ranges: Ranges, workers: Workers, kernels: Any
     ) -> Generator[Request, Any, Decoded]:
         """Gather the arrays received from other nodes."""
         inter_workers = between(workers)
@@ -187,12 +164,12 @@ class HierarchicalReduction:
                 return owner.decode(indices, factor * workers.local_size, parts)
 
             sources = [
-                (owner, indices, segments)
-                for owner, (indices, segments) in zip(owners, ranges.parts_of(tensors))
+                (owners[part.rank], [tensors[segment.tensor] for segment in part.segments], part.segments)
+                for part in ranges.parts_of(self.intra, tensors)
             ]
             return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
 
-        return Decoded(workers.size, exchanged_again=again, decode=decode)
+        return Decoded(workers.size, exchanged_again=found.exchanged_again, decode=decode)
 
     def _received(self, found: Decoded, layout: Sequence[tuple[int, Any]], is_ragged: bool) -> Sequence[Any]:
         """Return the arrays that this worker has received from other nodes.

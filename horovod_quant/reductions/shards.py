@@ -5,13 +5,24 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from horovod_quant.codecs.base import Codec
+from horovod_quant.codecs.base import REDUCER, Codec
 from horovod_quant.kernels.layout import ceil_div
-from horovod_quant.kernels.segments import Segment, split_points
+from horovod_quant.kernels.segments import Segment, Source, segment_kernels, split_points
+from horovod_quant.reductions.base import received_batch
+from horovod_quant.reductions.requests import Workers
+from horovod_quant.reductions.tensors import Decoded, TensorInfo
+
+
+class Part(NamedTuple):
+    """Segments that a rank reduces, with their offsets in the payload."""
+
+    rank: int
+    at: Sequence[int]
+    segments: Sequence[Segment]
 
 
 class _Segments:
@@ -31,6 +42,7 @@ class _Segments:
         self.segments = [segment for segments in of for segment in segments]
         self._elements = [tuple([segment.elements for segment in segments]) for segments in of]
         self._by_tensor: dict[Codec, list[int]] = {}
+        self._parts: dict[Codec, tuple[list[Part], list[list[Part]]]] = {}
 
     def lengths(self, codec: Codec) -> list[int]:
         """Return the payload lengths of each rank's segments."""
@@ -47,19 +59,61 @@ class _Segments:
                 found[segment.tensor] += codec.words(segment.elements)
         return self._by_tensor[codec]
 
-    def _is_all(self, tensors: Sequence[int]) -> bool:
-        return len(tensors) == self.tensors and list(tensors) == list(range(self.tensors))
+    def parts_of(self, codec: Codec, tensors: Sequence[int]) -> Sequence[Part]:
+        """Return the payloads' parts with segments of these tensors, numbered by position."""
+        if codec not in self._parts:
+            self._parts[codec] = self._found_parts(codec)
+        all_parts, by_tensor = self._parts[codec]
+        if len(tensors) == 1:
+            return by_tensor[tensors[0]]
+        if len(tensors) == self.tensors and list(tensors) == list(range(self.tensors)):
+            return all_parts
+        return [
+            Part(part.rank, part.at, [segment._replace(tensor=position) for segment in part.segments])
+            for position, tensor in enumerate(tensors)
+            for part in by_tensor[tensor]
+        ]
+
+    def _found_parts(self, codec: Codec) -> tuple[list[Part], list[list[Part]]]:
+        """Return the parts of all tensors, and of each alone."""
+        by_tensor: list[list[Part]] = [[] for _ in range(self.tensors)]
+        found = []
+        for rank, (elements, segments) in enumerate(zip(self._elements, self.of)):
+            # Where a rank has nothing of a tensor, there is nothing to decode.
+            filled = [each for each in zip(codec.offsets(elements), segments) if each[1].elements]
+            found.append(Part(rank, [at for at, _ in filled], [segment for _, segment in filled]))
+            for at, segment in filled:
+                by_tensor[segment.tensor].append(Part(rank, (at,), [segment._replace(tensor=0)]))
+        return found, by_tensor
+
+    def decoded(
+        self,
+        codec: Codec,
+        payloads: Sequence[Any],
+        tensors: Sequence[TensorInfo],
+        workers: Workers,
+        kernels: Any,
+        resent: Sequence[int] = (),
+    ) -> Decoded:
+        """Return the result, from the payloads of all ranks."""
+
+        def decode(indices: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            of_codes = factor if codec.of_sums else factor * workers.size
+
+            def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
+                gathered, at, segments = source
+                batch = received_batch([tensors[i] for i in indices], segments)
+                return codec.decode(kernels, gathered, at, batch, REDUCER, of_codes, parts)
+
+            sources = [
+                ([payloads[part.rank]], part.at, part.segments) for part in self.parts_of(codec, indices)
+            ]
+            return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
+
+        return Decoded(workers.size, None, resent, decode=decode, received=payloads)
 
 
 # ---- shards of ranks
-
-
-class Part(NamedTuple):
-    """Segments that a rank reduces, with their offsets in the payload."""
-
-    rank: int
-    at: Sequence[int]
-    segments: Sequence[Segment]
 
 
 class Shards(_Segments):
@@ -79,33 +133,6 @@ class Shards(_Segments):
             ],
             len(elements),
         )
-        self._parts: dict[Codec, tuple[list[Part], list[list[Part]]]] = {}
-
-    def parts_of(self, codec: Codec, tensors: Sequence[int]) -> Sequence[Part]:
-        """Return the payloads' parts with segments of these tensors, numbered by position."""
-        if codec not in self._parts:
-            self._parts[codec] = self._found_parts(codec)
-        all_parts, by_tensor = self._parts[codec]
-        if len(tensors) == 1:
-            return by_tensor[tensors[0]]
-        if self._is_all(tensors):
-            return all_parts
-        return [
-            Part(part.rank, part.at, [segment._replace(tensor=position) for segment in part.segments])
-            for position, tensor in enumerate(tensors)
-            for part in by_tensor[tensor]
-        ]
-
-    def _found_parts(self, codec: Codec) -> tuple[list[Part], list[list[Part]]]:
-        """Return the parts of all tensors, and of each alone."""
-        by_tensor: list[list[Part]] = [[] for _ in range(self.tensors)]
-        found = []
-        for rank, (elements, segments) in enumerate(zip(self._elements, self.of)):
-            offsets = codec.offsets(elements)
-            found.append(Part(rank, offsets, segments))
-            for at, segment in zip(offsets, segments):
-                by_tensor[segment.tensor].append(Part(rank, (at,), [segment._replace(tensor=0)]))
-        return found, by_tensor
 
 
 def shards_of(elements: Iterable[int], workers: int, align: int) -> Shards:
@@ -143,22 +170,6 @@ class Ranges(_Segments):
         )
         counts = np.array(self._elements, np.float64).reshape(owners, self.tensors)
         self._weights = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        # Where an owner has nothing of a tensor, there is nothing to decode.
-        self._filled = [[i for i, each in enumerate(segments) if each.elements] for segments in self.of]
-        self._filled_segments = [
-            [segments[i] for i in filled] for segments, filled in zip(self.of, self._filled)
-        ]
-
-    def parts_of(self, tensors: Sequence[int]) -> list[tuple[list[int], list[Segment]]]:
-        """Return each owner's tensors among these, and their segments."""
-        if self._is_all(tensors):
-            return list(zip(self._filled, self._filled_segments))
-        found = []
-        for segments in self.of:
-            positions = [position for position, i in enumerate(tensors) if segments[i].elements]
-            local = [segments[tensors[position]]._replace(tensor=position) for position in positions]
-            found.append(([tensors[position] for position in positions], local))
-        return found
 
     def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
         """Return the bytes of owners' arrays by tensor, in proportion to elements."""

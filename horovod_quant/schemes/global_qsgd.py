@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any, Literal, get_args
 
-from horovod_quant.codecs.levels import exponential_levels, uniform_levels
 from horovod_quant.codecs.rotated_sum_steps import rotated_sum_nmse
-from horovod_quant.codecs.rounding_error import gaussian_nmse
+from horovod_quant.codecs.rounding_error import gaussian_nmse, level_set
 from horovod_quant.codecs.shared_scale import SharedScaleSums
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.base import Reduction
@@ -158,11 +157,11 @@ class GlobalQSGD(WithRounding):
         """
         if self.rotate:
             return rotated_sum_nmse(self.bits, workers, self.rounding)
-        uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)
+        levels = self.levels_left(workers, hosts)
         assert levels is not None
-        grid = uniform_levels(levels) if uniform else exponential_levels(levels - 1)
+        grid = level_set(self.levels, levels)
         # With exponential levels the reducer of a shard rounds the average once more.
-        again = not uniform
+        again = self.levels == "exponential"
         return gaussian_nmse(grid, self.norm, self._bucket * workers, self.rounding, workers, again)
 
     def check_workers(self, size: int) -> None:

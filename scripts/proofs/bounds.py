@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from horovod_quant.codecs.arguments import exponent, is_correlated, positive_int
-from horovod_quant.codecs.levels import exponential_levels, uniform_levels
-from horovod_quant.codecs.rounding_error import correlated_dither, flat, rounding_variance
+from horovod_quant.codecs.arguments import is_correlated
+from horovod_quant.codecs.rounding_error import correlated_dither, level_set, rounding_variance
+from proofs.arguments import exponent, flat, positive_int
 
 _Floats = npt.NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def uniform_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> float:
 
     Source: QSGD, section 3.1 (norm 2 or max); Global-QSGD, standard dithering (its global norm).
     """
-    return _scaled_variance(v, norm, uniform_levels(s))
+    return _scaled_variance(v, norm, level_set("uniform", positive_int("s", s)))
 
 
 def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> float:
@@ -66,7 +66,7 @@ def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> floa
     Source: NUQSGD (JMLR 2021). In Global-QSGD's exponential dithering it is the first rounding alone; the
     re-rounding inside the reduction adds to it.
     """
-    return _scaled_variance(v, norm, exponential_levels(s))
+    return _scaled_variance(v, norm, level_set("exponential", exponent(s) + 1))
 
 
 def correlated_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0) -> _Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-from horovod_quant.codecs.arguments import exponent, positive_int
+from proofs.arguments import exponent, positive_int
 from proofs.bounds import nuqsgd_variance_factor
 
 # Elias(k) <= factor * log2(k) + 1 bits. QSGD's lengths take 1 (the limit for large k of the omega code, up to

@@ -11,8 +11,7 @@ import numpy as np
 from proofs import bounds
 
 from horovod_quant import kernels
-from horovod_quant.codecs.levels import uniform_levels
-from horovod_quant.codecs.rounding_error import rounding_variance
+from horovod_quant.codecs.rounding_error import level_set, rounding_variance
 from horovod_quant.kernels.keys import RngKey
 from reproduction import common, gradients, variance
 from reproduction.common import Plot, Slope, Verdict
@@ -215,7 +214,7 @@ def _at_equal_levels(own: np.ndarray, seed: int) -> dict[str, float]:
     ours, norms = _digits(own, SPARSE_LEVELS, seed, "l2")
     theirs, own_norms = _digits(own, SPARSE_LEVELS, seed, "own")
     rows = own.astype(np.float64).reshape(-1, BUCKET)
-    levels = uniform_levels(SPARSE_LEVELS)
+    levels = level_set("uniform", SPARSE_LEVELS)
 
     def error(scales: np.ndarray) -> float:
         flat = scales.reshape(-1)

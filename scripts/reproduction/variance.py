@@ -8,8 +8,7 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import simulator
-from horovod_quant.codecs.levels import exponential_levels, uniform_levels
-from horovod_quant.codecs.rounding_error import rounding_variance
+from horovod_quant.codecs.rounding_error import level_set, rounding_variance
 from horovod_quant.schemes import NUQSGD
 
 
@@ -30,10 +29,8 @@ def measured(scheme: Any, gradients: Sequence[np.ndarray], seed: int) -> float:
 
 def expected(scheme: Any, gradients: Sequence[np.ndarray]) -> float:
     """Return the exact expectation of `measured` for QSGD and NUQSGD."""
-    if isinstance(scheme, NUQSGD):
-        levels = exponential_levels(2 ** (scheme.bits - 1) - 2)
-    else:
-        levels = uniform_levels(2 ** (scheme.bits - 1) - 1)
+    kind = "exponential" if isinstance(scheme, NUQSGD) else "uniform"
+    levels = level_set(kind, 2 ** (scheme.bits - 1) - 1)
     return _relative(scheme, gradients, lambda ratios: rounding_variance(ratios, levels))
 
 
@@ -44,7 +41,7 @@ def expected_without_zero(scheme: NUQSGD, gradients: Sequence[np.ndarray]) -> fl
     below the smallest level p becomes p or -p, with a variance of ``p^2 - r^2``.
     """
     smallest = 2 ** (scheme.bits - 1) - 1
-    levels, p = exponential_levels(smallest), 2.0**-smallest
+    levels, p = level_set("exponential", smallest + 1), 2.0**-smallest
     return _relative(
         scheme,
         gradients,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from horovod_quant.analysis.cost_model import Cost, Method, Setting, exchange_cost
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.analysis.network import NO_SOFTWARE, PAYLOAD_SHARE, Network
+from horovod_quant.analysis.network import PAYLOAD_SHARE, Network, Software
 from horovod_quant.analysis.work import KERNELS as NAMES
 from horovod_quant.analysis.work import WITH_TRELLIS
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
@@ -54,7 +53,7 @@ def wires(
     **more: Any,
 ) -> Network:
     """A network without software but what is given, whose links carry ``payload`` bytes per second beside headers."""
-    software = dataclasses.replace(NO_SOFTWARE, overhead=overhead, half_sum=half_sum)
+    software = Software(overhead, 0, 0, 0, half_sum, kernels=1, contention=1)
     local = {"local_latency": 0.0, **more}
     return Network(
         hosts, workers_per_host, payload / PAYLOAD_SHARE, latency, **{"software": software, **local}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from modelling import METHODS, SPEEDS
 
@@ -60,7 +58,3 @@ def test_hierarchical_exchanges_are_measured_too() -> None:
     for scheme in schemes:
         for hosts in (4, 16):
             assert exchange_cost(scheme, Setting(MODELS["tiny"], Network(hosts, 8), speeds)).kernels > 0
-
-
-def test_speeds_survive_json() -> None:
-    assert KernelSpeeds.from_json(json.loads(json.dumps(SPEEDS.as_json()))) == SPEEDS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from proofs import bounds
 
-from horovod_quant.codecs.levels import exponential_levels
+from horovod_quant.codecs.rounding_error import level_set
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import GlobalQSGD
@@ -72,7 +72,7 @@ def test_error_falls_with_the_number_of_workers_at_equal_levels() -> None:
 
 def draw_exponential(values: np.ndarray, s: int, rng: np.random.Generator) -> np.ndarray:
     """Signed stochastic rounding to the levels 0, 2^-s, ..., 1, of ratios, by another generator."""
-    levels = exponential_levels(s)
+    levels = level_set("exponential", s + 1)
     r = np.abs(values)
     above = np.clip(np.searchsorted(levels, r, side="right"), 1, len(levels) - 1)
     low, high = levels[above - 1], levels[above]

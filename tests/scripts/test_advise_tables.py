@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
@@ -12,14 +13,18 @@ from parallel.launching import ROOT
 sys.path.append(str(ROOT / "scripts"))
 
 import advise_tables
+import kept_speeds
 from advise_tables import CLUSTERS, LOGGED, TREE, Cluster
 
-from horovod_quant.analysis.network import NO_SOFTWARE, Software
 from horovod_quant.analysis.recommendation import best_of
 
 SPEEDS = advise_tables.kernel_speeds(measure=False)
 PAGE, EVIDENCE = advise_tables.PAGE.read_text(), advise_tables.EVIDENCE.read_text()
 WITHIN = 0.1
+
+
+def test_speeds_survive_json() -> None:
+    assert kept_speeds.from_json(json.loads(json.dumps(kept_speeds.as_json(SPEEDS)))) == SPEEDS
 
 
 @pytest.mark.parametrize(
@@ -49,9 +54,8 @@ def test_a_rival_that_beats_the_recommendation_is_named() -> None:
 def test_what_others_measured_is_predicted_within_a_tenth() -> None:
     """With their tree in place of the ring, nothing fitted but what a step computes; see the page."""
     assert advise_tables.logged_table() in EVIDENCE
-    tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
     for logged in LOGGED:
-        found, _ = advise_tables.predictions(logged, tree, "nvlink3-pair")
+        found, _ = advise_tables.predictions(logged, TREE, "nvlink3-pair")
         measured: dict[str, Sequence[float]] = {"NVLink": logged.nvlink, "host's memory": logged.host_memory}
         for link, (float32, quantized) in measured.items():
             assert found[link].float32 == pytest.approx(float32, rel=WITHIN)

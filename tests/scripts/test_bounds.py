@@ -14,12 +14,11 @@ from hypothesis.extra import numpy as hnp
 from proofs import bounds
 from random_rounding import round_to
 
-from horovod_quant.codecs.levels import exponential_levels, uniform_levels
 from horovod_quant.codecs.rotated_sum_steps import (
     _fraction_variance,
     _rounded_sums,
 )
-from horovod_quant.codecs.rounding_error import correlated_dither, rounding_variance
+from horovod_quant.codecs.rounding_error import correlated_dither, level_set, rounding_variance
 
 ROUNDING = 1 + 1e-9
 
@@ -47,7 +46,7 @@ def test_exact_variance_is_what_rounding_shows(kind: str, s: int, seed: int) -> 
     rng = np.random.default_rng(seed)
     v = rng.normal(size=50)
     norm = float(np.abs(v).max()) if seed else float(np.linalg.norm(v))
-    levels = getattr(bounds, f"{kind}_levels")(s)
+    levels = level_set(kind, s if kind == "uniform" else s + 1)
     drawn = np.sign(v) * norm * round_to(np.tile(np.abs(v) / norm, (4000, 1)), levels, rng)
     exact = getattr(bounds, f"{kind}_rounding_variance")(v, norm, s)
     assert_mean(((drawn - v) ** 2).sum(axis=1), exact)
@@ -126,7 +125,7 @@ def test_nuqsgd_bounds_with_3_bits() -> None:
 
 def test_nuqsgd_eighth_is_reached_at_four_thirds_of_a_level() -> None:
     r = 4 / 3 * 2.0 ** -np.arange(1, 9)
-    relative = rounding_variance(r, exponential_levels(9)) / r**2
+    relative = rounding_variance(r, level_set("exponential", 10)) / r**2
     np.testing.assert_allclose(relative, 1 / 8)
 
 
@@ -219,7 +218,7 @@ def test_global_qsgd_error_is_what_the_exchange_shows(norm: str, s: int) -> None
     gradients = rng.normal(size=(5, 20))
     scale = bounds.global_scale(gradients, norm)
     ratios = np.tile(np.abs(gradients) / scale, (4000, 1, 1))
-    integers = np.sign(gradients) * np.rint(s * round_to(ratios, uniform_levels(s), rng))
+    integers = np.sign(gradients) * np.rint(s * round_to(ratios, level_set("uniform", s), rng))
     sums = integers.sum(axis=1)
     errors = scale / (s * 5) * sums - gradients.mean(axis=0)
     assert_mean((errors**2).sum(axis=1), bounds.global_qsgd_error(gradients, s, norm, "independent"))

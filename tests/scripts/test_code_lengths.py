@@ -12,7 +12,7 @@ from proofs import code_lengths
 from random_rounding import round_to
 
 from horovod_quant import simulator
-from horovod_quant.codecs.levels import exponential_levels
+from horovod_quant.codecs.rounding_error import level_set
 from horovod_quant.kernels import entropy
 from horovod_quant.kernels.layout import code_words
 from horovod_quant.schemes import NUQSGD
@@ -165,7 +165,7 @@ def test_gaussian_vectors_stay_below_nuqsgds_figure(code: str, d: int, s: int) -
     bits = []
     for _ in range(10):
         v = rng.normal(size=d)
-        levels = round_to(np.abs(v) / np.linalg.norm(v), exponential_levels(s), rng)
+        levels = round_to(np.abs(v) / np.linalg.norm(v), level_set("exponential", s + 1), rng)
         indices = np.where(levels > 0, s + 1 + np.log2(np.maximum(levels, 2.0**-s)), 0).astype(np.int32)
         bits.append(layout_bits(indices, code)[0])
     assert np.mean(bits) + 32 <= code_lengths.nuqsgd_sparse_length(d, s, code)
