@@ -24,7 +24,7 @@ def every_short_float(dtype: type) -> np.ndarray:
 # ---- norms and statistics
 
 
-@topic(13, quick=(0, 3, 8))
+@topic(17, quick=(0, 3, 8))
 def norms(draw: Draw) -> Script:
     x, given, bucket_size, _ = draw.gradient()
     count = buckets(len(x), bucket_size)
