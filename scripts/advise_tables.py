@@ -26,12 +26,14 @@ from horovod_quant.analysis.network import GLOO, NCCL, NO_SOFTWARE, Network, Sof
 from horovod_quant.analysis.recommendation import best_few, best_of, is_fine
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
-from horovod_quant.schemes import GlobalQSGD
+from horovod_quant.schemes import GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.inside import FLOAT32
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, EVIDENCE = ROOT / "docs" / "advise.md", ROOT / "docs" / "model.md"
 PAYS, README = ROOT / "docs" / "pays.md", ROOT / "README.md"
+HIERARCHICAL = ROOT / "docs" / "hierarchical.md"
 SPEEDS = ROOT / "docs" / "results" / "kernel-speeds.json"
 
 BEATEN = 1.1
@@ -139,6 +141,39 @@ def cluster_table(speeds: KernelSpeeds) -> str:
         if beaten:
             raise SystemExit(f"{cluster.title}: the recommendation is beaten by {', '.join(beaten)}")
         print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+# ---- flat and hierarchical ------------------------------------------------------------------------------------------
+
+EIGHT_BY_EIGHT = "bert-base", 8, 8
+RATES = (10, 25, 100)
+COMPARED = ("fp16", "global-qsgd-8", "qsgd-4", "qsgd-4-allgather", "binsgdm")
+
+
+def hierarchical_table(speeds: KernelSpeeds) -> str:
+    """Return a table of methods without and with a hierarchical reduction."""
+    heads = " | ".join(f"ms per step, {rate} Gbit/s" for rate in RATES)
+    lines = [f"| method | nmse | MB sent by a worker | MB leaving a host | {heads} |"]
+    lines.append("| --- | ---: | ---: | ---: |" + " ---: |" * len(RATES))
+    settings = [setting(Cluster(*EIGHT_BY_EIGHT, f"{rate}gbit", "100gbit"), speeds) for rate in RATES]
+    flat, in_8_bits = (advice.choices(COMPARED, settings[0].network, inside) for inside in (FLOAT32, 8))
+    for choice, other in zip(flat, in_8_bits):
+        named = {choice.name: choice}
+        if isinstance(choice.method, Hierarchical):
+            named[f"{choice.name}, inside=8"] = other
+        for name, each in named.items():
+            rows = [advice.row_of(each, where, STEPS[EIGHT_BY_EIGHT[0]]) for where in settings]
+            cost = rows[0].cost
+            assert cost is not None
+            cells = [
+                name,
+                "" if rows[0].nmse is None else f"{rows[0].nmse:.2g}",
+                f"{cost.bytes_sent / 1e6:,.0f}",
+                f"{cost.host_bytes / 1e6:,.0f}",
+                *(f"{1e3 * row.step:,.0f}" for row in rows),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -302,6 +337,7 @@ def main() -> None:
         (README, "pays", pays_table(pays.HOSTS[:1])),
         (PAGE, "clusters", cluster_table(speeds)),
         (EVIDENCE, "global-qsgd", logged_table()),
+        (HIERARCHICAL, "eight", hierarchical_table(speeds)),
     ):
         page.write_text(insert(page.read_text(), mark, "advise-tables", text))
 
