@@ -57,3 +57,7 @@ def test_what_others_measured_is_predicted_within_a_tenth() -> None:
             assert found[link].float32 == pytest.approx(float32, rel=WITHIN)
             assert found[link].quantized == pytest.approx(quantized, rel=WITHIN)
             assert found[link].ratio == pytest.approx(float32 / quantized, rel=0.04)
+
+
+def test_the_hierarchical_table_is_on_its_page() -> None:
+    assert advise_tables.hierarchical_table(SPEEDS) in advise_tables.HIERARCHICAL.read_text()
