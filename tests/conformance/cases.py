@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Generator
+from functools import partial
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -58,12 +59,16 @@ TOPICS: dict[str, Topic] = {}
 
 
 def topic(
-    period: int, quick: Collection[int] = (0,), backends: Collection[str] = ("native", "triton", "tensorflow")
-) -> Callable[[Callable[[Draw], Script]], Callable[[Draw], Script]]:
-    """Register a topic under the name of its function."""
+    period: int,
+    quick: Collection[int] = (0,),
+    backends: Collection[str] = ("native", "triton", "tensorflow"),
+    name: str = "",
+    **given: Any,
+) -> Callable[[Callable[..., Script]], Callable[..., Script]]:
+    """Register a topic, by default under the name of its function, which is ``given`` more arguments."""
 
-    def register(script: Callable[[Draw], Script]) -> Callable[[Draw], Script]:
-        TOPICS[script.__name__] = Topic(script, period, quick, backends)
+    def register(script: Callable[..., Script]) -> Callable[..., Script]:
+        TOPICS[name or script.__name__] = Topic(partial(script, **given), period, quick, backends)
         return script
 
     return register
@@ -172,7 +177,10 @@ class Draw:
         if kind == "l2":
             return reference.norms_of_square_sums(reference.bucket_square_sums(x, bucket_size))
         some = np.concatenate([SPECIAL, NOT_FINITE, 2.0 ** self.rng.integers(-90, 90, 9)]).astype(np.float32)
-        return np.abs(self.rng.choice(some, buckets(len(x), bucket_size)))
+        found = np.abs(self.rng.choice(some, buckets(len(x), bucket_size)))
+        if len(found):
+            found[self.rng.integers(len(found))] = np.inf
+        return found
 
 
 def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:
