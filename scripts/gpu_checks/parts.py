@@ -79,7 +79,7 @@ REHEARSAL = Size(
     rounds=1,
     models={"2 gradients": ["--many-small", "2"]},
     methods=["none", "global-qsgd-8", "eden-3", "binsgdm"],
-    features=["overlapped", "hooks_do_not_wait", "direct_calls"],
+    features=["overlapped", "direct_calls"],
     ddp=2,
     training=["--steps", "2", "--layers", "1", "--width", "32", "--heads", "2", "--context", "16",
               "--batch-size", "4"],

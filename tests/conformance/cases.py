@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Generator
+from functools import partial
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -58,12 +59,16 @@ TOPICS: dict[str, Topic] = {}
 
 
 def topic(
-    period: int, quick: Collection[int] = (0,), backends: Collection[str] = ("native", "triton", "tensorflow")
-) -> Callable[[Callable[[Draw], Script]], Callable[[Draw], Script]]:
-    """Register a topic under the name of its function."""
+    period: int,
+    quick: Collection[int] = (0,),
+    backends: Collection[str] = ("native", "triton", "tensorflow"),
+    name: str = "",
+    **given: Any,
+) -> Callable[[Callable[..., Script]], Callable[..., Script]]:
+    """Register a topic, by default under the name of its function, which is ``given`` more arguments."""
 
-    def register(script: Callable[[Draw], Script]) -> Callable[[Draw], Script]:
-        TOPICS[script.__name__] = Topic(script, period, quick, backends)
+    def register(script: Callable[..., Script]) -> Callable[..., Script]:
+        TOPICS[name or script.__name__] = Topic(partial(script, **given), period, quick, backends)
         return script
 
     return register
@@ -85,7 +90,8 @@ class Draw:
     """Arguments and random values of a script."""
 
     def __init__(self, name: str, number: int) -> None:
-        self.number = number % TOPICS[name].period
+        rounds, self.number = divmod(number, TOPICS[name].period)
+        self._turn = rounds + self.number
         self.rng = np.random.default_rng([zlib.crc32(name.encode()), number])
         self._drawn = 0
 
@@ -98,20 +104,35 @@ class Draw:
 
     def length(self) -> int:
         any_length = int(self.rng.integers(5001))
-        lengths = (any_length, 1025, 0, 33, LONG, 1, 31, 3 * TILE, 1023, 32, TILE, 63, any_length)
+        lengths = (
+            any_length,
+            1025,
+            0,
+            33,
+            LONG,
+            1,
+            200,
+            3 * TILE,
+            65,
+            32,
+            TILE,
+            63,
+            257,
+            31,
+            513,
+            1023,
+            any_length,
+        )
         return lengths[(self.number + 5 * self._drawn) % len(lengths)]
 
     def key(self) -> Key:
-        """Of independent or correlated rounding, or of anything else that kernels take."""
+        """Of independent rounding, of correlated, and of anything else that kernels take, in turn."""
         k0, k1, addend = (int(word) for word in self.rng.integers(0, ALL_ONES, 3))
         rank, step = int(self.rng.integers(5)), int(self.rng.integers(2**40))
         correlated = RngKey(0, "w").correlated("worker", step, rank, rank + 1 + int(self.rng.integers(4)))
         shift = int(self.rng.integers(4))
-        return self.pick(
-            Key(k0, k1),
-            correlated,
-            Key(k0, k1, shift, addend, self.pick(0, ALL_ONES), self.pick(0, ALL_ONES)),
-        )
+        other = Key(k0, k1, shift, addend, self.pick(0, ALL_ONES), self.pick(0, ALL_ONES))
+        return (Key(k0, k1), correlated, other)[(self._turn + self._drawn) % 3]
 
     def factor(self) -> float:
         return self.pick(1.0, 0.25, 1 / 3, -2.0, 1e-30, 1e38)
@@ -131,17 +152,19 @@ class Draw:
         self._drawn += 1
         dtype = DTYPES[(self.number + self._drawn) % len(DTYPES)] if dtype is None else dtype
         bucket_size = bucket_size or self.pick(
-            32, 64, 96, 128, 1024, 1120, 2048, 32 * int(self.rng.integers(1, 100))
+            32, 64, 96, 128, 192, 256, 384, 1024, 1120, 2048, 2**40, 32 * int(self.rng.integers(1, 100))
         )
         count = buckets(elements, bucket_size)
         scales = 2.0 ** self.rng.integers(-150, 120, count) if self.rng.random() < 0.4 else np.ones(count)
-        scales = np.repeat(scales, bucket_size)[:elements] * 2.0 ** self.rng.integers(-20, 20)
+        scales = np.repeat(scales, min(bucket_size, max(elements, 1)))[:elements] * 2.0 ** self.rng.integers(
+            -20, 20
+        )
         x = (self.rng.standard_normal(elements) * scales).astype(np.float32)
         share = self.pick(0.0, 0.1, 0.5)
         odd = self.rng.random(elements) < share
         x[odd] = self.rng.choice(SPECIAL, int(odd.sum()))
         if share and elements and self.rng.random() < 0.5:
-            x[self.rng.integers(elements)] = self.rng.choice(NOT_FINITE)
+            x[self.rng.integers(elements)] = self.rng.choice(self.pick(NOT_FINITE, -NOT_FINITE))
         x[: int(elements * share / 2)] = 0
         wide = dtype == np.float64
         values = x.astype(np.float64) * (1 + 2.0**-30) if wide else as_type(x, dtype)
@@ -154,7 +177,10 @@ class Draw:
         if kind == "l2":
             return reference.norms_of_square_sums(reference.bucket_square_sums(x, bucket_size))
         some = np.concatenate([SPECIAL, NOT_FINITE, 2.0 ** self.rng.integers(-90, 90, 9)]).astype(np.float32)
-        return np.abs(self.rng.choice(some, buckets(len(x), bucket_size)))
+        found = np.abs(self.rng.choice(some, buckets(len(x), bucket_size)))
+        if len(found):
+            found[self.rng.integers(len(found))] = np.inf
+        return found
 
 
 def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 from conformance.cases import BFLOAT16, DTYPES, KEY, NOT_FINITE, SPECIAL, Draw, Out, Script, as_type, topic
 from helpers import on_the_edge
 
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words
 
 BUCKETED = ("bucket_sums", "bucket_magnitude_sums", "bucket_square_sums")
@@ -24,7 +24,7 @@ def every_short_float(dtype: type) -> np.ndarray:
 # ---- norms and statistics
 
 
-@topic(13, quick=(0, 3, 8))
+@topic(17, quick=(0, 3, 8))
 def norms(draw: Draw) -> Script:
     x, given, bucket_size, _ = draw.gradient()
     count = buckets(len(x), bucket_size)
@@ -65,57 +65,29 @@ def short_floats(draw: Draw) -> Script:
         yield kernel, finite
 
 
-@topic(3, quick=(0, 1, 2))
-def buckets_that_are_larger_than_any_tensor(draw: Draw) -> Script:
-    x, _, _, _ = draw.gradient(draw.turn(0, 33, 1025), np.float32)
-    huge, count, norms = 2**40, len(x), np.full(1, 3, np.float32)
-    for kernel in ("bucket_maxima", *BUCKETED):
-        yield kernel, x, huge
-    yield "round_uniform", x, norms, huge, 7, KEY
-    yield "round_exponential", x, norms, huge, 4, KEY
-    words = yield "encode_uniform_codes", x, norms, huge, 2, KEY
-    yield "decode_uniform_codes", [words], [norms], huge, 2, 1.0, Out(count, np.float32)
-    words = yield "encode_uniform_sum", x, norms, huge, 1, 4, KEY
-    yield "decode_uniform_sum", words, norms, huge, 1, 4, 1.0, Out(count, np.float32)
-
-
 @topic(1)
 def order_of_sums(draw: Draw) -> Script:
     """Row by row into lanes, and the lanes in a tree: what is tiny is lost in one order and counts in another."""
     for tile_count, step in ((8, 1), (32, -1)):  # TensorFlow's chain of additions, and its loop
         rows = np.zeros((tile_count * TILE // ROW, ROW), np.float32)
         rows[0, 0], rows[1, 0], rows[2:, 0] = 1, 2.0**-12 * (1 - 2.0**-24), 2.0**-27
-        found = yield "bucket_square_sums", rows[::step].reshape(-1), tile_count * TILE
-        assert found != reference.bucket_square_sums(rows[::-step].reshape(-1), tile_count * TILE)
-    # Odd lanes meet the others last. Added to 1 one after another they would be lost; together they just count.
-    for odd in (slice(1, 8, 2), slice(1, 4, 2)):
-        x = np.zeros(32, np.float32)
-        x[0], x[16], x[8] = 1, 2.0**-12 * (1 - 2.0**-24), np.sqrt(2.0**-47 - 2.0**-52)
-        x[odd] = 2.0**-27
-        assert (yield "bucket_square_sums", x, 32) == 1 + 2.0**-23
+        yield "bucket_square_sums", rows[::step].reshape(-1), tile_count * TILE
     for kernel in BUCKETED:
-        yield kernel, (draw.rng.standard_normal(32) * 2.0 ** np.arange(-16, 16)).astype(np.float32), 32
+        lanes = draw.rng.standard_normal((16, 32)) * 2.0 ** np.arange(-16, 16)
+        yield kernel, lanes.reshape(-1).astype(np.float32), 32
 
 
-def clipped(draw: Draw, dtype: type) -> Script:
+# The other backends return float32 also of what they leave as it is.
+@topic(15, (), ("native",), "clipping_of_other_types", dtypes=(np.float16, np.float64, BFLOAT16))
+@topic(5, quick=(1, 3), dtypes=(np.float32,))
+def clipping(draw: Draw, dtypes: tuple[type, ...]) -> Script:
     count = draw.turn(0, 33, 1024, 1025, 5000)
     x = draw.rng.standard_normal(count).astype(np.float32)
     broken = x.copy()
     broken[: count // 2 : 7] = np.nan
     for values in (x, broken):
         for most in (1e-30, 0.01, 1.0, 1e6):
-            yield "clip", as_type(values, dtype), most
-
-
-@topic(5, quick=(1, 3))
-def clipping(draw: Draw) -> Script:
-    yield from clipped(draw, np.float32)
-
-
-@topic(15, backends=("native",))
-def clipping_of_other_types(draw: Draw) -> Script:
-    """The other backends return float32 also of what they leave as it is."""
-    yield from clipped(draw, draw.turn(np.float16, np.float64, BFLOAT16))
+            yield "clip", as_type(values, draw.turn(*dtypes)), most
 
 
 @topic(4, quick=(0, 1, 2, 3))
@@ -196,7 +168,9 @@ def uniform_codes(draw: Draw) -> Script:
 def exponential_codes(draw: Draw) -> Script:
     bits = 2 + draw.number % 7
     x, norms, bucket_size, start = draw.gradient()
+    x[:1] = as_type(np.float32([-np.nan]), x.dtype)
     digits = yield "round_exponential", x, norms, bucket_size, bits, draw.key(), start
+    assert x.dtype == BFLOAT16 or (digits[:1] < 0).all(), "of -NaN; a conversion to bfloat16 drops its sign"
     yield "exponential_values", digits, bits
     yield from codes_of(draw, "exponential", bits)
 
@@ -223,67 +197,29 @@ def many_levels(draw: Draw) -> Script:
     yield "round_uniform", x, norms, 1024, (1 << 20) - 1, KEY
 
 
-@topic(6, quick=(0, 1))
-def correlated_rounding(draw: Draw) -> Script:
-    bits, (rank, size) = draw.turn(4, 2, 8), draw.turn((2, 3), (0, 2), (3, 8), (1, 2))
-    key = RngKey(3, "w").correlated("worker", 5, rank, size)
-    x = draw.rng.standard_normal(1100).astype(np.float32)
-    x[:6] = [0.0, -0.0, np.nan, -np.inf, 1e-40, -1e-40]
-    x = as_type(x, draw.turn(np.float32, np.float16))
-    norms = np.concatenate([np.float32([np.inf]), reference.bucket_maxima(x[64:], 64)])
-    yield "round_uniform", x, norms, 64, 7, key
-    yield "encode_uniform_sum", x, norms, 64, 1, bits, key, 64
-    yield "encode_uniform_codes", x, norms, 64, bits, key
-    yield "encode_exponential", x, norms, 64, bits, key
-    yield "round_exponential", x, norms, 64, bits, key
+DECODED: list[tuple[str, int, int, float | None]] = [
+    *product(("decode_uniform_codes", "decode_exponential"), (4, 8), (1, 2, 4, 6, 8, 12, 32), (None,)),
+    *product(("decode_uniform_codes",), (2, 3, 4, 5, 8, 12, 16), (3, 8), (2.0**-96, 2.0**-97, 2.0**-149)),
+]
+"""Kernel, bits, rows of a bucket, and the smallest norm of one level, or None for special norms."""
 
 
-@topic(4, quick=(0, 3))
-def codes_of_what_is_not_finite(draw: Draw) -> Script:
-    """The sign of a NaN goes into the code, and that of infinity times zero is the processor's."""
-    bucket = np.zeros(32, np.float32)
-    bucket[: 2 * len(NOT_FINITE) + len(SPECIAL)] = np.concatenate([NOT_FINITE, -NOT_FINITE, SPECIAL])
-    x, norms = as_type(np.tile(bucket, 3), draw.turn(*DTYPES)), np.array([0, 1, np.inf], np.float32)
-    words = yield "encode_exponential", x, norms, 32, 4, KEY
-    digits = reference.digits_of_codes(reference.unpack_codes(words, 4, 96), 4)
-    assert digits[69] < 0 or x.dtype == BFLOAT16, "the code of -NaN; a conversion to bfloat16 drops its sign"
-    yield "encode_uniform_codes", x, norms, 32, 4, KEY
-    yield "encode_uniform_sum", x, norms, 32, 7, 4, KEY
-
-
-def decoders_of(draw: Draw, kernel: str, bits: int, rows: int, some_norms: np.ndarray) -> Script:
+@topic(len(DECODED), quick=())
+def decoders(draw: Draw) -> Script:
+    """Of buckets with and without whole words, of norms just large enough to be made smaller, and of negative zeros."""
+    kernel, bits, rows, smallest = draw.turn(*DECODED)
+    some = np.abs(np.concatenate([SPECIAL, NOT_FINITE]))
+    if smallest is not None:
+        units = smallest * np.linspace(1, 2, 17) * (1 + 2.0**-23)
+        some = np.float32([*(reference.uniform_levels(bits) * units), 0, np.inf, np.nan])
     count, bucket_size = 3 * TILE + 7 * ROW + 5, rows * ROW
+    negative_zeros = reference.pack_codes(np.full(count, 1 << (bits - 1), np.uint32), bits)
     for workers, factor in [(1, -2.0), (1, 1.0), (2, 1 / 3), (3, -0.25), (4, -1.0), (5, 1e38)]:
         words = list(draw.words(workers * code_words(count, bits)).reshape(workers, -1))
         norms = draw.rng.random((workers, buckets(count, bucket_size)), np.float32)
-        norms[:, ::3] = draw.rng.choice(some_norms, norms[:, ::3].shape)
-        yield kernel, words, list(norms), bucket_size, bits, factor, Out(count, np.float32)
-
-
-@topic(28, quick=())
-def decoders_of_buckets_with_and_without_whole_words(draw: Draw) -> Script:
-    kernel, bits = draw.turn("decode_uniform_codes", "decode_exponential"), (4, 8)[draw.number // 2 % 2]
-    rows = (1, 2, 4, 6, 8, 12, 32)[draw.number // 4]
-    yield from decoders_of(draw, kernel, bits, rows, np.abs(np.concatenate([SPECIAL, NOT_FINITE])))
-
-
-@topic(42, quick=(), backends=("native",))
-def decoders_of_norms_that_are_just_large_enough_to_be_made_smaller(draw: Draw) -> Script:
-    bits, rows = draw.turn(2, 3, 4, 5, 8, 12, 16), (3, 8)[draw.number // 7 % 2]
-    smallest = (2.0**-96, 2.0**-97, 2.0**-149)[draw.number // 14]
-    units = smallest * np.linspace(1, 2, 17) * (1 + 2.0**-23)
-    norms = np.float32([*((2 ** (bits - 1) - 1) * units), 0, np.inf, np.nan])
-    yield from decoders_of(draw, "decode_uniform_codes", bits, rows, norms)
-
-
-@topic(4, quick=())
-def decoders_of_negative_zeros(draw: Draw) -> Script:
-    kernel, bits = draw.turn("decode_uniform_codes", "decode_exponential"), (4, 8)[draw.number // 2]
-    negative_zeros = sum(1 << (shift + bits - 1) for shift in range(0, 32, bits))
-    words = np.full(code_words(TILE, bits), negative_zeros, np.uint32).view(np.int32)
-    for workers, factor in [(1, 1.0), (1, -1.0), (2, -1.0)]:
-        norms = [np.ones(1, np.float32)] * workers
-        yield kernel, [words] * workers, norms, TILE, bits, factor, Out(TILE, np.float32)
+        norms[:, ::3] = draw.rng.choice(some, norms[:, ::3].shape)
+        for sent in (words, [negative_zeros] * workers):
+            yield kernel, sent, list(norms), bucket_size, bits, factor, Out(count, np.float32)
 
 
 @topic(4, quick=(0, 1, 2, 3))

@@ -522,7 +522,6 @@ ON_A_GPU = [
     "short_types",
     "hierarchical",
     "ranks_with_other_kernels",
-    "hooks_do_not_wait",
     "read_before_results_come",
     "interrupted_while_decoding",
     "nan_on_one_rank",
@@ -536,7 +535,7 @@ TORCH_GPU = Table(
         Part(ON_DEVICES, ["join_early"]),
         Part(TORCH_GPU_VARIANTS, ["join_early"], extra=True),
     ],
-    core=["overlapped", "hooks_do_not_wait"],
+    core=["overlapped"],
 )
 
 TORCH_OTHER_RELEASE = Table([Part(METHODS, ["asks_for_names"]), Part(OTHERS, ["is_content_with_names"])])

@@ -1,4 +1,4 @@
-"""Long trainings leave nothing behind: memory, threads, files and handles are the same at the end.
+"""Long trainings leave nothing behind: memory, threads and files are the same at the end.
 
 With ``--thorough`` 2,000 steps on 4 workers under MPI, a launch for each method; else 80 steps on 2 under Gloo, all
 methods in one launch.

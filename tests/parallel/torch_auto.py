@@ -30,7 +30,7 @@ from turns import taken
 
 import horovod_quant.torch as hvq
 from horovod_quant.autotune import trial
-from horovod_quant.torch import buckets, compressor
+from horovod_quant.torch import buckets
 from horovod_quant.torch.buckets import Patience
 
 METHODS = ["qsgd-8", "global-qsgd-8", "eden-2"]
@@ -186,9 +186,8 @@ def auto_is_horovod_itself_where_nothing_pays() -> None:
     counting.load_state_dict(_state(min(dict(net().named_parameters())), "none"))
     training = _Training(counting, net())
     training.steps(2)
-    passthroughs, before = len(counting._passthroughs), counting.stats().total.bytes_sent
+    before = counting.stats().total.bytes_sent
     training.steps(3)
-    assert len(counting._passthroughs) == passthroughs == len(training.names)
     assert counting.stats().total.bytes_sent == before * 5 / 2
 
 
@@ -218,10 +217,6 @@ def auto_knows_a_choice_from_one_worker() -> None:
         assert report.measurements == ()
         others = set(training.methods[1:])
         assert (others == {"none"}) == (expected is None), others
-        if expected is not None:
-            with mock.patch.object(compressor, "identify", wraps=compressor.identify) as identify:
-                training.steps(2)
-            assert identify.call_count == 0  # it takes longer than the rest of a small gradient's way
     other = _Training(auto, net(), "other.")  # of the same compressor
     other.steps(1)
     assert auto.report(other.optimizer).method is None

@@ -7,7 +7,6 @@ import pickle
 import re
 import warnings
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ import torch
 import horovod_quant.torch as hvq
 from horovod_quant.autotune.trial import Report
 from horovod_quant.schemes.base import Workers
-from horovod_quant.torch import tuning_session
 from horovod_quant.torch.participation import ParticipationProbe, probe_bound, with_probe
 from horovod_quant.torch.tuning_session import TuningSession
 
@@ -153,21 +151,6 @@ def test_methods_that_a_resize_makes_impossible_are_left_out_with_one_warning() 
     only = hvq.Auto(methods=["global-qsgd-5"])
     with pytest.raises(ValueError, match="bits=5: the sum of 64 workers' integers does not fit"):
         only._methods_for(Workers(0, 64), False, True)
-
-
-def test_gradients_of_several_devices_are_timed_by_the_hosts_clock() -> None:
-    cpu, one, other = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
-    with (
-        mock.patch.object(torch.cuda, "current_stream") as stream,
-        mock.patch.object(torch.cuda, "Event") as event,
-    ):
-        assert tuning_session._now({one}) is event.return_value
-        event.return_value.record.assert_called_once_with(stream.return_value)
-        for devices, gpus in (({cpu}, []), ({cpu, one}, [one]), ({one, other}, [one, other])):
-            stream.reset_mock()
-            assert isinstance(tuning_session._now(devices), float)
-            assert sorted(map(str, (each.args[0] for each in stream.call_args_list))) == list(map(str, gpus))
-            assert stream.return_value.synchronize.call_count == len(gpus)
 
 
 def test_the_probe_is_a_small_vector_and_another_one_when_it_is_gone() -> None:
