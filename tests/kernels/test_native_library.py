@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def test_a_library_that_does_not_fit_is_not_used(fresh: pytest.MonkeyPatch, tmp_
     )
     with pytest.raises(ImportError, match="built from other sources"):
         native_library.load(compile_library(tmp_path / "old.so", source, "g++"))
+
+
+def test_what_is_declared_otherwise_than_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    vote = native_library._SIGNATURES["vote"]
+    for arguments in (vote[1:], (ctypes.c_float, *vote[1:])):
+        monkeypatch.setitem(native_library._SIGNATURES, "vote", arguments)
+        with pytest.raises(ImportError, match="built from other sources"):
+            native_library.load(native_library._library_path())
 
 
 def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,8 @@ def fresh_names(make: Make) -> None:
     stats = compressor.stats()
     assert len(stats.parameters) == 1 + 1 + 4
     assert OTHER_NAMES in stats.parameters
+    for remembered in (compressor._chains, compressor._ledgers, compressor._steps):
+        assert len(remembered) <= 1 + 4
     whole = 2 * (hvd.size() - 1) / hvd.size() * 4
     np.testing.assert_allclose(stats.total.float32_bytes, whole * (14 * 1100 + 12 * 5), atol=1)  # whole bytes
 

@@ -572,6 +572,8 @@ def fresh_names(make: Any) -> None:
         for i in range(most + 5):
             hvd.allreduce(tensor, name=f"fresh.{i}", compression=compressor)
             hvd.grouped_allreduce([tensor, tensor[:9]], name=f"group.{i}", compression=compressor)
+    kept = (compressor._direct._buckets, compressor._steps, compressor._chains)
+    assert [len(each) for each in kept] == [most] * 3
     stats = compressor.stats()
     assert len(stats.parameters) == 1 + most + most // 2  # with each group's small tensor
     assert stats.parameters["(other names)"].bytes_sent > 0
