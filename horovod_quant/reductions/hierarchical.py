@@ -81,8 +81,10 @@ class HierarchicalReduction:
         pieces = yield from validated(self._to_owners(gradients, ranges, workers, kernels), workers)
         averages = self._averaged(gradients, ranges, pieces, workers, kernels)
         found = yield from map_requests(self.inter.run(averages, between(workers), kernels), _between_nodes)
-        gather = self._gather_averages if self.returned(workers) == FLOAT32 else self._gather_received
-        return (yield from gather(found, [each.info for each in gradients], ranges, workers, kernels))
+        if self.returned(workers) == FLOAT32:
+            return (yield from self._gather_averages(found, ranges, workers, kernels))
+        infos = [each.info for each in gradients]
+        return (yield from self._gather_received(found, infos, ranges, workers, kernels))
 
     def _to_owners(
         self, gradients: Sequence[Gradient], ranges: Ranges, workers: Workers, kernels: Any
@@ -112,7 +114,7 @@ class HierarchicalReduction:
         ]
 
     def _gather_averages(
-        self, found: Decoded, infos: Sequence[TensorInfo], ranges: Ranges, workers: Workers, kernels: Any
+        self, found: Decoded, ranges: Ranges, workers: Workers, kernels: Any
     ) -> Generator[Request, Any, Decoded]:
         tensors = range(ranges.tensors)
         floats = Floats(FLOAT32)
@@ -124,7 +126,18 @@ class HierarchicalReduction:
         gathered = yield from validated(
             Allgather(averages, sizes, ranges.lengths(floats), group=LOCAL), workers
         )
-        return ranges.decoded(floats, gathered, infos, workers, kernels, found.exchanged_again)
+
+        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
+                return segment_kernels(kernels).scale(source[0], factor * workers.size, parts)
+
+            sources = []
+            for owner, at, segments in ranges.parts_of(floats, tensors):
+                pieces = [gathered[owner][i : i + each.elements] for i, each in zip(at, segments)]
+                sources.append((pieces, at, segments))
+            return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
+
+        return Decoded(workers.size, exchanged_again=found.exchanged_again, decode=decode)
 
     def _gather_received(
         self, found: Decoded, infos: Sequence[TensorInfo], ranges: Ranges, workers: Workers, kernels: Any
@@ -164,8 +177,8 @@ class HierarchicalReduction:
                 return owner.decode(indices, factor * workers.local_size, parts)
 
             sources = [
-                (owners[part.rank], [tensors[segment.tensor] for segment in part.segments], part.segments)
-                for part in ranges.parts_of(self.intra, tensors)
+                (owners[rank], [tensors[i] for i, _, _ in segments], segments)
+                for rank, _, segments in ranges.parts_of(self.intra, tensors)
             ]
             return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.codecs.base import Codec
-from horovod_quant.reductions.base import segments_batch, worker_rounder
+from horovod_quant.codecs.base import REDUCER, Codec
+from horovod_quant.kernels.segments import Source, segment_kernels
+from horovod_quant.reductions.base import received_batch, segments_batch, worker_rounder
 from horovod_quant.reductions.requests import Allgather, Alltoall, Collective, Workers, validated
 from horovod_quant.reductions.shards import Shards, shards_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
@@ -79,4 +80,19 @@ class ScatterReduceAllgather:
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         shards = self._shards([tensor.elements for tensor in tensors], workers)
-        return shards.decoded(self.gather, received, tensors, workers, kernels)
+
+        def decode(indices: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            of_codes = factor if self.gather.of_sums else factor * workers.size
+
+            def decode_shard(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
+                payloads, at, segments = source
+                batch = received_batch([tensors[i] for i in indices], segments)
+                return self.gather.decode(kernels, payloads, at, batch, REDUCER, of_codes, parts)
+
+            sources = [
+                ([received[part.rank]], part.at, part.segments)
+                for part in shards.parts_of(self.gather, indices)
+            ]
+            return segment_kernels(kernels).decode_sources(outs, sources, decode_shard)
+
+        return Decoded(workers.size, decode=decode, received=received)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from horovod_quant.codecs.base import REDUCER, Codec
+from horovod_quant.codecs.base import Codec
 from horovod_quant.kernels.layout import ceil_div
-from horovod_quant.kernels.segments import Segment, Source, segment_kernels, split_points
-from horovod_quant.reductions.base import received_batch
-from horovod_quant.reductions.requests import Workers
-from horovod_quant.reductions.tensors import Decoded, TensorInfo
+from horovod_quant.kernels.segments import Segment, split_points
 
 
 class Part(NamedTuple):
@@ -85,32 +82,6 @@ class _Segments:
             for at, segment in filled:
                 by_tensor[segment.tensor].append(Part(rank, (at,), [segment._replace(tensor=0)]))
         return found, by_tensor
-
-    def decoded(
-        self,
-        codec: Codec,
-        payloads: Sequence[Any],
-        tensors: Sequence[TensorInfo],
-        workers: Workers,
-        kernels: Any,
-        resent: Sequence[int] = (),
-    ) -> Decoded:
-        """Return the result, from the payloads of all ranks."""
-
-        def decode(indices: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-            of_codes = factor if codec.of_sums else factor * workers.size
-
-            def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
-                gathered, at, segments = source
-                batch = received_batch([tensors[i] for i in indices], segments)
-                return codec.decode(kernels, gathered, at, batch, REDUCER, of_codes, parts)
-
-            sources = [
-                ([payloads[part.rank]], part.at, part.segments) for part in self.parts_of(codec, indices)
-            ]
-            return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
-
-        return Decoded(workers.size, None, resent, decode=decode, received=payloads)
 
 
 # ---- shards of ranks
