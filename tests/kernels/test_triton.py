@@ -361,13 +361,13 @@ def test_compiled_kernels_round_each_operation(tmp_path: Path) -> None:
     done = run_python([script, "90"], TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     built = json.loads(done.stdout)
-    assert not {label: spilled for label, (_, _, spilled) in built.items() if spilled}
-    compiled = {label: instructions for label, (instructions, _, _) in built.items()}
+    assert not {label: spilled for label, (_, _, spilled, _) in built.items() if spilled}
+    compiled = {label: instructions for label, (instructions, *_) in built.items()}
     for label, instructions in compiled.items():
         inexact = {name for name in instructions if FORBIDDEN.search(name)}
         if label.split()[0] in WITH_TRANSFORMS:
-            # The butterflies within rows: 5 stages, 32 rows, in a loop over two transforms.
-            assert instructions.count("fma.rn.f32") % 160 == 0, label
+            # Butterflies within rows: each of 5 stages multiplies by its sign, which has a register.
+            assert built[label][3] == 5, label
             inexact -= {"fma.rn.f32"}
         assert not inexact, f"{label}: {inexact}"
     names = Counter(label.split()[0] for label in compiled)

@@ -38,11 +38,13 @@ class Built(NamedTuple):
     instructions: names of the PTX's.
     registers: of a thread.
     spilled: bytes of a thread's registers that went to memory, and of arrays there.
+    multipliers: number of registers by which float32 numbers are multiplied in multiply-adds.
     """
 
     instructions: list[str]
     registers: int
     spilled: int
+    multipliers: int
 
 
 class Compiler:
@@ -63,7 +65,8 @@ class Compiler:
         source = ASTSource(function, signature, values, {(0,): DIVISIBLE, (1,): DIVISIBLE})
         compiled = triton.compile(source, target=self._target, options=kernel.options)
         instructions = re.findall(r"^\s+(?:@\S+ )?([a-z][\w.:]+)", compiled.asm["ptx"], re.MULTILINE)
-        self.found[label] = Built(instructions, *resources(compiled.asm["cubin"]))
+        multipliers = set(re.findall(r"fma\.rn\.f32\s+\S+, \S+, (\S+),", compiled.asm["ptx"]))
+        self.found[label] = Built(instructions, *resources(compiled.asm["cubin"]), len(multipliers))
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
