@@ -66,32 +66,23 @@ from horovod_quant.kernels.reference import (  # noqa: F401 (part of every backe
 
 NAME = "native"
 
-
-def _named(name, kernel):
-    """Return a kernel with its name, for messages and profiles."""
-    kernel.__name__ = kernel.__qualname__ = name
-    return kernel
-
-
 # ---- norms -------------------------------------------------------------------------------------------------------
 
 
-def _bucket_kernel(name, dtype):
-    def compute(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-        kind = type_of(x, "x")
-        x = flat(x, "x")
-        check_bucket_size(bucket_size)
-        result = Out(out, buckets(len(x), bucket_size), dtype)
-        call(name, address(x), kind, len(x), bucket_size, address(result.array))
-        return result.done()
-
-    return _named(name, compute)
+def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_maxima", x, bucket_size, out, np.float32)
 
 
-bucket_maxima = _bucket_kernel("bucket_maxima", np.float32)
-bucket_square_sums = _bucket_kernel("bucket_square_sums", np.float64)
-bucket_sums = _bucket_kernel("bucket_sums", np.float64)
-bucket_magnitude_sums = _bucket_kernel("bucket_magnitude_sums", np.float64)
+def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_square_sums", x, bucket_size, out, np.float64)
+
+
+def bucket_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_sums", x, bucket_size, out, np.float64)
+
+
+def bucket_magnitude_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_magnitude_sums", x, bucket_size, out, np.float64)
 
 
 def tensor_maximum(x: np.ndarray) -> np.ndarray:
@@ -106,11 +97,20 @@ def tensor_deviation(x: np.ndarray) -> np.ndarray:
     return sums.tensor_deviation(sys.modules[__name__], x)
 
 
+def _bucket_norms(kernel, x, bucket_size, out, dtype):
+    kind = type_of(x, "x")
+    x = flat(x, "x")
+    check_bucket_size(bucket_size)
+    result = Out(out, buckets(len(x), bucket_size), dtype)
+    call(kernel, address(x), kind, len(x), bucket_size, address(result.array))
+    return result.done()
+
+
 def clip(x: np.ndarray, most: float) -> np.ndarray:
     return clipping.clip(sys.modules[__name__], x, most)
 
 
-# ---- sums of uniform levels --------------------------------------------------------------------------------------
+# ---- uniform levels ----------------------------------------------------------------------------------------------
 
 
 def encode_uniform_sum(
@@ -127,6 +127,20 @@ def encode_uniform_sum(
     check_range("width", width, 1, 16)
     arguments = (levels, words_of(key), start, width)
     return _encode("encode_uniform_sum", x, norms, bucket_size, arguments, sum_words(len(x), width), out)
+
+
+def encode_uniform_codes(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    check_range("bits", bits, 2, 16)
+    arguments = (words_of(key), start, bits)
+    return _encode("encode_uniform_codes", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
 
 
 def _encode(kernel, x, norms, bucket_size, arguments, length, out):
@@ -156,6 +170,28 @@ def decode_uniform_sum(
     return _decode("decode_uniform_sum", address(words), address(norms), arguments, out)
 
 
+def decode_uniform_codes(
+    words: Sequence[np.ndarray],
+    norms: Sequence[np.ndarray],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    check_range("bits", bits, 2, 16)
+    return _decode_workers("decode_uniform_codes", words, norms, bucket_size, bits, factor, out)
+
+
+def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
+    if not 0 < len(words) == len(norms):
+        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
+    words = [checked_code_words(one, len(out), bits) for one in words]
+    norms = [checked_norms(one, len(out), bucket_size) for one in norms]
+    units = np.empty(16 * len(words), np.float32)
+    arguments = (len(words), len(out), bucket_size, bits, factor, address(units))
+    return _decode(kernel, pointers(words), pointers(norms), arguments, out)
+
+
 def _decode(kernel, words, norms, arguments, out):
     kind = type_of(out, "out")
     result = Out(out, len(out), out.dtype)
@@ -163,51 +199,7 @@ def _decode(kernel, words, norms, arguments, out):
     return result.done()
 
 
-# ---- codes of levels ---------------------------------------------------------------------------------------------
-
-
-def _encoder(name, most_bits):
-    def encode(
-        x: np.ndarray,
-        norms: np.ndarray,
-        bucket_size: int,
-        bits: int,
-        key: Key,
-        start: int = 0,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        check_range("bits", bits, 2, most_bits)
-        arguments = (words_of(key), start, bits)
-        return _encode(name, x, norms, bucket_size, arguments, code_words(len(x), bits), out)
-
-    return _named(name, encode)
-
-
-def _decoder(name, most_bits):
-    def decode(
-        words: Sequence[np.ndarray],
-        norms: Sequence[np.ndarray],
-        bucket_size: int,
-        bits: int,
-        factor: float,
-        out: np.ndarray,
-    ) -> np.ndarray:
-        check_range("bits", bits, 2, most_bits)
-        if not 0 < len(words) == len(norms):
-            raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
-        words = [checked_code_words(one, len(out), bits) for one in words]
-        norms = [checked_norms(one, len(out), bucket_size) for one in norms]
-        units = np.empty(16 * len(words), np.float32)
-        arguments = (len(words), len(out), bucket_size, bits, factor, address(units))
-        return _decode(name, pointers(words), pointers(norms), arguments, out)
-
-    return _named(name, decode)
-
-
-encode_uniform_codes = _encoder("encode_uniform_codes", 16)
-encode_exponential = _encoder("encode_exponential", 8)
-decode_uniform_codes = _decoder("decode_uniform_codes", 16)
-decode_exponential = _decoder("decode_exponential", 8)
+# ---- exponential levels ------------------------------------------------------------------------------------------
 
 
 def round_exponential(
@@ -215,6 +207,32 @@ def round_exponential(
 ) -> np.ndarray:
     check_range("bits", bits, 2, 8)
     return _encode("round_exponential", x, norms, bucket_size, (words_of(key), start, bits), len(x), None)
+
+
+def encode_exponential(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    check_range("bits", bits, 2, 8)
+    arguments = (words_of(key), start, bits)
+    return _encode("encode_exponential", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
+
+
+def decode_exponential(
+    words: Sequence[np.ndarray],
+    norms: Sequence[np.ndarray],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    check_range("bits", bits, 2, 8)
+    return _decode_workers("decode_exponential", words, norms, bucket_size, bits, factor, out)
 
 
 # ---- one bit -----------------------------------------------------------------------------------------------------
