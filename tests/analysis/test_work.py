@@ -48,12 +48,60 @@ def test_elias_coding_sends_no_more_than_the_model_says(coding: str) -> None:
 
 
 def test_kernel_calls_are_those_of_the_scheme() -> None:
+    stages, decode = work_of(GlobalQSGD(8), [3000, 2000], 4)
+    assert [calls for calls, _ in stages] == [
+        [Call("bucket_maxima", 0, 5000)],
+        [Call("encode_uniform_sum", 8, 5000)],
+    ]
+    assert decode == [Call("decode_uniform_sum", 8, 5000)]
+    stages, decode = work_of(LITERATURE["terngrad"], [3000, 2000], 4)
+    (before_scales, scales), (before_words, _) = stages
+    assert scales.array.shape == (2,)
+    assert before_scales == [
+        Call("tensor_deviation", 0, 5000),
+        Call("scale", 0, 4),
+        Call("less", 0, 5000),
+        Call("minimum", 0, 5000),
+        Call("where", 0, 5000),
+        Call("bucket_maxima", 0, 5000),
+    ]
+    assert before_words == [Call("encode_uniform_sum", 4, 5000)]
+    assert decode == [Call("decode_uniform_sum", 4, 5000)]
+    stages, decode = work_of(EDEN(3), [3000, 2000], 2)
+    assert [calls for calls, _ in stages] == [[Call("encode_rotated", 3, 5000)]]
+    assert decode == [Call("add_rotated", 3, 5000, 2)]
     stages, decode = work_of(EDEN(2, server_bits=4), [16 * 1024], 4)
     assert [calls for calls, _ in stages] == [
         [Call("encode_rotated", 2, 16384)],
         [Call("add_rotated", 2, 4096, 4), Call("encode_rotated", 4, 4096)],
     ]
     assert decode == [Call("decode_rotated", 4, 16384)]
+    stages, decode = work_of(EDEN(3, trellis=True), [3000, 2000], 2)
+    assert [calls for calls, _ in stages] == [[Call("encode_rotated_trellis", 3, 5000)]]
+    assert decode == [Call("add_rotated_trellis", 3, 5000, 2)]
+    stages, decode = work_of(GlobalQSGD(8, rotate=True), [3000, 2000], 4)
+    (before_norms, norms), (before_words, words), (before_more, more) = stages
+    # Of 3 and 2 buckets 43 and 64 coordinates each.
+    assert norms.array.shape == (3 + 3 * 43 + 2 + 2 * 64,)
+    assert before_norms == [Call("bucket_square_sums", 0, 5000), Call("rotated_samples", 0, 5000)]
+    assert words.array.shape == (3072 // 4 + 3 + 2048 // 4 + 2 + 1,)
+    assert before_words == [Call("encode_rotated_sum", 8, 5000)]
+    assert more.array.shape == (1,)
+    assert before_more == [Call("rotated_sum_checks", 8, 5000)]
+    assert decode == [Call("decode_rotated_sum", 8, 5000)]
+    stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
+    assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
+    assert decode == [Call("decode_signs", 0, 4096)]
+    stages, decode = work_of(BinSGDM(server_bits=3), [4 * 1024], 4)
+    assert [calls for calls, _ in stages] == [
+        [Call("binarize", 0, 4096)],
+        [
+            Call("decode_signs", 0, 4096),  # of 4 workers each
+            Call("mean", 0, 1024, 4),
+            Call("encode_uniform_codes", 3, 1024),
+        ],
+    ]
+    assert decode == [Call("decode_uniform_codes", 3, 4096)]
 
 
 @dataclass(frozen=True)

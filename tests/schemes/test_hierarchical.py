@@ -20,12 +20,13 @@ from helpers import (
 )
 from literature import ScaledSign
 
+from horovod_quant import simulator
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
-from horovod_quant.schemes.base import CROSS, LOCAL, Decoded, Exchange, Scheme, Workers
+from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Decoded, Exchange, Scheme, Workers
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 LAYOUTS = [(4, 2), (6, 3), (6, 2), (8, 4)]  # workers, workers of a node
@@ -78,6 +79,25 @@ def test_a_single_node_quantizes_nothing(scheme: Scheme) -> None:
         expected = node_means(groups, 3)[0]
     for own in result.decoded:
         assert all(map(same_bits, own, expected))
+
+
+@every_scheme
+def test_both_backends_return_the_same_bits(scheme: Scheme) -> None:
+    groups = groups_of(4)
+    arguments: dict[str, Any] = {"local_size": 2, "seed": 1}
+    if isinstance(scheme, BinSGDM):
+        workers = [Workers(rank, 4, local_size=2) for rank in range(4)]
+        arguments["states"] = [owned_states(Hierarchical(scheme), groups[w.rank], w) for w in workers]
+    expected = simulate(Hierarchical(scheme), groups, **{**arguments, **_copied(arguments)})
+    native = simulator.run(Hierarchical(scheme), groups, kernels="native", **arguments)
+    assert all(map(same_bits, native.decoded[0], expected.decoded[0]))
+
+
+def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    if "states" not in arguments:
+        return {}
+    copy = [[BinaryState(m.copy(), s.copy(), beta) for m, s, beta in own] for own in arguments["states"]]
+    return {"states": copy}
 
 
 # ---- who owns what
@@ -309,6 +329,20 @@ def test_float16_is_the_flat_exchange_of_the_rounded_means(scheme: Scheme) -> No
     expected = simulate(scheme, node_means(rounded, 2), seed=3)
     for own in result.decoded:
         assert all(map(same_bits, own, expected.decoded[0]))
+
+
+@pytest.mark.parametrize("inside", ["float16", 8])
+@pytest.mark.parametrize("scheme", [QSGD(4), BinSGDM()], ids=["qsgd", "binsgdm"])
+def test_both_backends_send_the_same_inside(scheme: Scheme, inside: Any) -> None:
+    groups = groups_of(4)
+    workers = [Workers(rank, 4, local_size=2) for rank in range(4)]
+    nested = Hierarchical(scheme, inside)
+    found = []
+    for backend in ("numpy", "native"):
+        states = [owned_states(nested, groups[worker.rank], worker) for worker in workers]
+        states = [[BinaryState(m.copy(), s.copy(), beta) for m, s, beta in own] for own in states]
+        found.append(simulator.run(nested, groups, kernels=backend, local_size=2, states=states).decoded[3])
+    assert all(map(same_bits, *found))
 
 
 @pytest.mark.parametrize(("inside", "bits"), [("float32", 32), ("float16", 16), (8, 8 + 32 / 256)])
