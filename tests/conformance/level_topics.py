@@ -168,11 +168,22 @@ def uniform_codes(draw: Draw) -> Script:
 def exponential_codes(draw: Draw) -> Script:
     bits = 2 + draw.number % 7
     x, norms, bucket_size, start = draw.gradient()
-    x[:1] = as_type(np.float32([-np.nan]), x.dtype)
     digits = yield "round_exponential", x, norms, bucket_size, bits, draw.key(), start
-    assert x.dtype == BFLOAT16 or (digits[:1] < 0).all(), "of -NaN; a conversion to bfloat16 drops its sign"
     yield "exponential_values", digits, bits
     yield from codes_of(draw, "exponential", bits)
+
+
+@topic(4, quick=(0, 3))
+def codes_of_what_is_not_finite(draw: Draw) -> Script:
+    """The sign of a NaN goes into the code, and that of infinity times zero is the processor's."""
+    bucket = np.zeros(32, np.float32)
+    bucket[: 2 * len(NOT_FINITE) + len(SPECIAL)] = np.concatenate([NOT_FINITE, -NOT_FINITE, SPECIAL])
+    x, norms = as_type(np.tile(bucket, 3), draw.turn(*DTYPES)), np.array([0, 1, np.inf], np.float32)
+    words = yield "encode_exponential", x, norms, 32, 4, KEY
+    digits = reference.digits_of_codes(reference.unpack_codes(words, 4, 96), 4)
+    assert digits[69] < 0 or x.dtype == BFLOAT16, "the code of -NaN; a conversion to bfloat16 drops its sign"
+    yield "encode_uniform_codes", x, norms, 32, 4, KEY
+    yield "encode_uniform_sum", x, norms, 32, 7, 4, KEY
 
 
 @topic(4, quick=(0, 3))
