@@ -326,7 +326,8 @@ def alternate(
         for name, own in run["seconds"].items():
             seconds[name] += own
     threads = {name: own for run in runs for name, own in run.get("threads", {}).items()}
-    found = {"seconds": seconds, **{key: runs[0][key] for key in ("load", "kernels", "torch")}}
+    found = {"seconds": seconds, "processor": common.processor()}
+    found.update({key: runs[0][key] for key in ("load", "kernels", "torch")})
     return {**found, "threads": threads} if threads else found
 
 
@@ -525,7 +526,7 @@ def tables(figures: dict[str, Any]) -> str:
     for place, own in figures["steps"].items():
         parts += [f"### {PLACES[place].title}", ratio_of_computing(figures, place), table(figures, place)]
         parts[-2] += (
-            f" Load of the machine before: {own['load']:g}. {own['kernels']}; PyTorch: {own['torch']}."
+            f" {own['processor']}; load before: {own['load']:g}. {own['kernels']}; PyTorch: {own['torch']}."
         )
     if figures["whole"]:
         parts += ["### Whole runs", whole_table(figures)]

@@ -148,8 +148,8 @@ def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
 def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the study of a claim and return its result.
 
-    The result has the figures, the machine and versions. ``version`` is that of the names of methods: ``NAMES`` of the
-    module, or of `running`.
+    The result has the figures, the machine with its load before, and versions. ``version`` is that of the names of
+    methods: ``NAMES`` of the module, or of `running`.
 
     Args:
         only: names of the module's ``PARTS`` to run; the figures of the other parts come from cached runs.
@@ -158,7 +158,7 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
     settings = module.SIZES[size]
     if only is not None:
         settings = settings._replace(only=tuple(only))
-    begin, cpu_begin = time.monotonic(), cpu_seconds()
+    begin, cpu_begin, load = time.monotonic(), cpu_seconds(), os.getloadavg()[0]
     figures = module.study(settings)
     return {
         "claim": claim,
@@ -169,6 +169,7 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
         "cpu_seconds": round(cpu_seconds() - cpu_begin, 1),
         "machine": {
             "processor": processor(),
+            "load": round(load, 2),
             "cores": len(os.sched_getaffinity(0)),
             "kernels": kernels.describe(),
             "python": platform.python_version(),
