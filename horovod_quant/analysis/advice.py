@@ -241,11 +241,6 @@ def script_code(method: str, code: str, *, ddp: bool) -> str:
     return DDPS_CODE.get(method, f"state = hvq.ddp.register(ddp_model, {code})")
 
 
-def needs_horovod(optimizer: str) -> str:
-    """Return the reason why DDP cannot run this optimizer's method."""
-    return f"it belongs to the optimizer hvq.optim.{optimizer}, which works with Horovod alone"
-
-
 def with_limit(row: Row, setting: Setting, step: Step) -> Row:
     """Return the row with `break_even`, which takes the longest to compute."""
     if row.refusal is not None:
@@ -296,9 +291,6 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
         resolved(scheme, workers_of(scheme, setting.network))
     except ValueError as error:
         return str(error)
-    optimizer = inner_of(scheme).own_optimizer
-    if optimizer is not None and setting.network.controller == DDP:
-        return needs_horovod(optimizer)
     if setting.network.controller == NCCL and scheme.host_requirement() is not None:
         return f"{scheme.host_requirement()} needs the gradients in the host's memory"
     if setting.network.controller == NCCL and getattr(inner_of(scheme), "trellis", False):

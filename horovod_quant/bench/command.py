@@ -15,7 +15,6 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels
-from horovod_quant.analysis.advice import needs_horovod
 from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench import choosing, report
@@ -96,8 +95,6 @@ class Run:
 
     def refusal(self, variant: Variant) -> str | None:
         """Return why a variant cannot be measured here, or None."""
-        if self.plan.framework == DDP and variant.own_optimizer is not None:
-            return needs_horovod(variant.own_optimizer)
         return variant.refusal(self.bench.size)
 
     def more(self) -> None:

@@ -111,7 +111,9 @@ class Trial(TorchTrial):
         self._called = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **buckets)
         self._state: Any = None
         if variant.ours:
-            self._state = hvq.ddp.register(self._called, variant.compression(None, hvq))
+            own = variant.own_optimizer
+            optimizer = None if own is None else getattr(hvq.optim, own)(self._parameters)
+            self._state = hvq.ddp.register(self._called, variant.compression(None, hvq), optimizer)
         elif self._powersgd is not None:
             self._called.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif hook is not None:

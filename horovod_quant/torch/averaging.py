@@ -18,6 +18,7 @@ from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
 from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme, Workers
 from horovod_quant.torch import memory as memories
+from horovod_quant.torch.binsgdm import HookedParameter
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Destination, HostMemory, Memory
@@ -36,12 +37,14 @@ class Member(NamedTuple):
         elements: the number of elements of the whole parameter, also for a shard.
         suffix: a suffix of the name, in the random key alone.
         counted: the number of elements for counting float32 bytes, as a ring allreduce would send them; None for all.
+        hooked: the parameter and its optimizer, for a compressor that has one of its own.
     """
 
     name: str
     elements: int
     suffix: str = ""
     counted: float | None = None
+    hooked: HookedParameter | None = None
 
 
 class _SchemeGroup:
@@ -52,12 +55,19 @@ class _SchemeGroup:
         indices: the gradients' indices in the bucket.
         gradients: the scheme's inputs, whose values `take` sets.
         counted: the counter of each gradient's float32 bytes.
+        hooked: the parameters, for a compressor with an optimizer of its own; else empty.
     """
 
     def __init__(
-        self, scheme: Scheme, indices: list[int], gradients: list[Gradient], counted: list[Repeated]
+        self,
+        scheme: Scheme,
+        indices: list[int],
+        gradients: list[Gradient],
+        counted: list[Repeated],
+        hooked: list[HookedParameter],
     ) -> None:
         self.scheme, self.indices, self.gradients, self.counted = scheme, indices, gradients, counted
+        self.hooked = hooked
         self.names = tuple(each.name for each in counted)
         self.destinations: list[Destination] = []
         self._tensors: Sequence[torch.Tensor] | None = None
@@ -92,11 +102,14 @@ class Bucket:
     def count(self, steps: dict[str, int], first_step: int) -> None:
         """Count one reduction of each gradient."""
         for group in self.groups:
+            for gradient, hooked in zip(group.gradients, group.hooked):
+                gradient.step = hooked.count()
             for gradient, each in zip(group.gradients, group.counted):
-                step = steps.get(each.name, first_step)
-                gradient.step = step
-                steps[each.name] = step + 1
                 each.times += 1
+                if not group.hooked:
+                    step = steps.get(each.name, first_step)
+                    gradient.step = step
+                    steps[each.name] = step + 1
         for each in self._counted:
             each.times += 1
 
@@ -233,6 +246,7 @@ class Averager:
                 indices,
                 [self._gradient(members[index]) for index in indices],
                 [self._counter(members[index], 0.0) for index in indices],
+                [hooked for index in indices if (hooked := members[index].hooked) is not None],
             )
             for scheme, indices in by_scheme.items()
             if scheme is not None
@@ -283,9 +297,15 @@ class Averager:
     def _exchange(self, group: _SchemeGroup, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
         group.take(tensors, memory)
         workers = self.groups.workers
+        if group.hooked:
+            memory.catch_up()
+        for gradient, hooked in zip(group.gradients, group.hooked):
+            hooked.open(gradient, group.scheme, self.groups, memory)
         reduction = memory.begun(group.scheme, group.gradients, workers)
         # All contribute; `decoded.active` would have to be read from a GPU.
         self.reduce(reduction, group.names, memory, 1.0 / workers.size, group.destinations)
+        for gradient, hooked, destination in zip(group.gradients, group.hooked, group.destinations):
+            hooked.close(gradient, group.scheme, destination.destination)
 
     def reduce(
         self,
@@ -426,10 +446,10 @@ def require_usable(compression: Any, where: str) -> None:
         raise ValueError(
             f"{where}: nmse_every={compression.nmse_every} measures gradients of Horovod's optimizer; leave it out here"
         )
-    if compression.own_optimizer is not None:
+    if compression.own_optimizer is not None and where != "ddp":
         raise ValueError(
             f"{where}: {type(compression).__name__}() belongs to the optimizer hvq.optim.{compression.own_optimizer}, "
-            f"whose state only Horovod's optimizer hands over; use another method here, such as hvq.EDEN()"
+            f"which has no shards of parameters; use another method here, such as hvq.EDEN()"
         )
     if compression._process_set is not None:
         raise ValueError(

@@ -13,12 +13,13 @@ import torch
 
 from horovod_quant.frontends.binsgdm import clipped, moves_by_averages, require_beta, require_same_beta
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.schemes.base import BinaryState, Scheme
+from horovod_quant.schemes.base import LOCAL, BinaryState, Gradient, Scheme
 from horovod_quant.torch import optim
 from horovod_quant.torch.buckets import in_pass
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.exchange import OpenState, PendingTensor
 from horovod_quant.torch.memory import Memory
+from horovod_quant.transports.torch_distributed import Connection, Groups
 
 
 class BinSGDMCompressor(Compressor):
@@ -40,8 +41,9 @@ class BinSGDMCompressor(Compressor):
         if not isinstance(optimizer, optim.BinSGDM):
             given = "no optimizer" if optimizer is None else f"the optimizer {type(optimizer).__name__}"
             raise ValueError(
-                f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with {given}; use "
-                f"hvd.DistributedOptimizer(horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...), ...)"
+                f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with {given}; give "
+                f"hvd.DistributedOptimizer, or hvq.ddp.register as optimizer=, a "
+                f"horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...)"
             )
         require_same_beta(self.beta, (group["beta"] for group in optimizer.param_groups))
 
@@ -61,7 +63,7 @@ class BinSGDMCompressor(Compressor):
         return lambda name, step: call.optimizer.count_update(call.parameter)
 
     def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        return functools.partial(self._open_state, call, memory, _StateView(memory))
+        return functools.partial(self._open_state, call, memory, _StateView(memory), _add_by_horovod)
 
     def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
         clip_norm = call.optimizer.clip_norm_of(call.parameter)
@@ -76,11 +78,13 @@ class BinSGDMCompressor(Compressor):
         call: Any,
         memory: Memory,
         view: _StateView,
+        adder: Callable[..., Any],
         start: int,
         stop: int,
-        process_set: Any,
+        others: Any,
     ) -> OpenState:
-        stored = call.optimizer.stored_state(call.parameter, start, stop, process_set)
+        add = None if others is None else functools.partial(adder, others)
+        stored = call.optimizer.stored_state(call.parameter, start, stop, add)
         if stored.momentum.device == memory.device:
             return view.of(stored), ()
         momentum, scale = stored.momentum.to(memory.device), stored.scale.to(memory.device)
@@ -102,6 +106,72 @@ class BinSGDMCompressor(Compressor):
             # The first element of the control tensor was 1: now it is Horovod's factor.
             largest = optim.largest_magnitude(pending.destination) / sums[0]
         call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0, largest=largest)
+
+
+class HookedParameter:
+    """A parameter whose gradient a hook of DDP reduces to bits, with the optimizer that has its state.
+
+    Args:
+        compression: the compressor.
+        optimizer: the parameter's optimizer.
+        parameter: the parameter.
+        name: the gradient's name.
+    """
+
+    def __init__(
+        self, compression: BinSGDMCompressor, optimizer: optim.BinSGDM, parameter: torch.Tensor, name: str
+    ) -> None:
+        self.optimizer, self.parameter = optimizer, parameter
+        self._compression, self._name = compression, name
+        self._memory: Memory | None = None
+        self._values: Any = None
+        self._copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+
+    def count(self) -> int:
+        """Count an update and return its number, from 0.
+
+        Raises:
+            RuntimeError: the gradient holds bits, to which a backward pass has added.
+        """
+        if self.optimizer.is_exchanged(self.parameter):
+            raise RuntimeError(
+                f"{self._name}: an earlier backward pass has reduced this gradient, which holds the workers' bits; use "
+                f"ddp_model.no_sync() for all backward passes of a step but the last, or call the optimizer's step() "
+                f"or zero_grad() before another one"
+            )
+        return self.optimizer.count_update(self.parameter)
+
+    def open(self, gradient: Gradient, scheme: Scheme, groups: Groups, memory: Memory) -> None:
+        """Give a gradient its values and state for a reduction."""
+        if memory is not self._memory:
+            self._memory = memory
+            self._open_state = functools.partial(
+                self._compression._open_state, self, memory, _StateView(memory), _add_over
+            )
+        self._values = gradient.buffer
+        gradient.buffer = self._compression._taken(self, self._values, memory)
+        start, stop = scheme.owned(self._name, gradient.elements, groups.workers)
+        with memory.working():  # it may copy the state
+            gradient.state, self._copies = self._open_state(start, stop, groups.connections.get(LOCAL))
+
+    def close(self, gradient: Gradient, scheme: Scheme, destination: torch.Tensor) -> None:
+        """Record a reduced gradient with the optimizer."""
+        for kept, used in self._copies:
+            kept.copy_(used)
+        largest = optim.largest_magnitude(destination) if moves_by_averages(scheme) else None
+        self.optimizer.mark_exchanged(self.parameter, moves=None, largest=largest)
+        gradient.buffer, gradient.state = self._values, None
+        self._values, self._copies = None, ()
+
+
+def _add_by_horovod(process_set: Any, whole: torch.Tensor, name: str) -> None:
+    import horovod.torch as hvd
+
+    hvd.allreduce_(whole, op=hvd.Sum, name=name, process_set=process_set)
+
+
+def _add_over(connection: Connection, whole: torch.Tensor, name: str) -> None:
+    connection.allreduce_(whole)
 
 
 class _StateView:

@@ -87,9 +87,10 @@ METHOD = METHOD.format(window=WINDOW, rates=", ".join(map(str, RATES)), seed=TUN
 BASELINES = ("none", "fp16", "ddp", "ddp-fp16", "ddp-bf16")
 POWERSGD = ("powersgd-2", "powersgd-4")
 OURS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2", "eden-3-trellis", "eden-2-trellis")
-HOOKS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2")  # of `OURS`, also measured under DDP
 BINSGDM, AUTO, ALONE, DDP_ALONE = "binsgdm", "auto", "alone", "ddp-alone"
 FACTOR = transformer.FACTOR
+HOOKS = ("global-qsgd-8", "qsgd-4", "eden-3", "eden-2", BINSGDM)
+"""Methods of this package that are also measured under DDP."""
 
 SIMULATED = ("none", "fp16", "ddp-fp16", "ddp-bf16", *OURS, BINSGDM)
 TRAINED = (*SIMULATED, *POWERSGD)
@@ -343,7 +344,7 @@ def _train_as_a_whole(settings: Settings, figures: dict[str, Any], parts: Iterab
         candidates = {"fastest": ours(), "baseline": BASELINES}
         method = AUTO if role == AUTO else fastest(figures, place, candidates[role])
         method = _needed(method, "loss-... and steps")
-        steps = settings.steps * (FACTOR if method == BINSGDM else 1)
+        steps = settings.steps * (FACTOR if curve_of(method) == BINSGDM else 1)
         run = launch(settings, place, (method,), rates, 0, 1, steps)
         running.keep(_whole_kept_as(settings, role, place), {"method": method, **run})
 
@@ -579,7 +580,7 @@ def cpu_bound(figures: dict[str, Any], place: str) -> str:
     """Return the share of CPU time in steps, if it was measured."""
     cpu = figures["cpu"].get(place, {}).get("seconds")
     best, other = (fastest(figures, place, names) for names in (ours(), BASELINES))
-    if cpu is None or best is None or other is None:
+    if cpu is None or best not in cpu or other not in cpu:
         return ""
     workers = WORKERS / figures["cores"]
     least = {name: workers * statistics.median(cpu[name]) for name in (best, other, DDP_ALONE)}
@@ -606,14 +607,14 @@ def table(figures: dict[str, Any], place: str) -> str:
     best = fastest(figures, place, BASELINES)
     cpu = figures["cpu"].get(place)
     rows = []
-    for name in MEASURED:
+    for name in (each for each in MEASURED if each in figures["steps"][place]["seconds"]):
         own = seconds_needed(figures, place, name)
         times = seconds_needed(figures, place, best) if best else None
         rows.append(
             [
                 title(name),
                 f"{1e3 * step_seconds(figures, place, name):.0f}",
-                *(cpu_cells(cpu, name) if cpu else []),
+                *((cpu_cells(cpu, name) if name in cpu["seconds"] else [""] * len(CPU_HEADS)) if cpu else []),
                 "" if own is None else f"{own:.0f}",
                 "" if own is None or times is None else f"{times / own:.2f}",
             ]
