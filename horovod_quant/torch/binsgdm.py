@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -63,7 +63,7 @@ class BinSGDMCompressor(Compressor):
         return lambda name, step: call.optimizer.count_update(call.parameter)
 
     def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        return functools.partial(self._open_state, call, memory, _StateView(memory), _add_by_horovod)
+        return functools.partial(self._open_state, call, memory, _StateView(memory), _HorovodSum)
 
     def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
         clip_norm = call.optimizer.clip_norm_of(call.parameter)
@@ -78,12 +78,12 @@ class BinSGDMCompressor(Compressor):
         call: Any,
         memory: Memory,
         view: _StateView,
-        adder: Callable[..., Any],
+        sum_over: Callable[[Any], Callable[[torch.Tensor, str], None]],
         start: int,
         stop: int,
         others: Any,
     ) -> OpenState:
-        add = None if others is None else functools.partial(adder, others)
+        add = None if others is None else sum_over(others)
         stored = call.optimizer.stored_state(call.parameter, start, stop, add)
         if stored.momentum.device == memory.device:
             return view.of(stored), ()
@@ -146,7 +146,7 @@ class HookedParameter:
         if memory is not self._memory:
             self._memory = memory
             self._open_state = functools.partial(
-                self._compression._open_state, self, memory, _StateView(memory), _add_over
+                self._compression._open_state, self, memory, _StateView(memory), _Sum
             )
         self._values = gradient.buffer
         gradient.buffer = self._compression._taken(self, self._values, memory)
@@ -164,14 +164,24 @@ class HookedParameter:
         self._values, self._copies = None, ()
 
 
-def _add_by_horovod(process_set: Any, whole: torch.Tensor, name: str) -> None:
-    import horovod.torch as hvd
+class _HorovodSum(NamedTuple):
+    """Sum in place over a process set."""
 
-    hvd.allreduce_(whole, op=hvd.Sum, name=name, process_set=process_set)
+    process_set: Any
+
+    def __call__(self, whole: torch.Tensor, name: str) -> None:
+        import horovod.torch as hvd
+
+        hvd.allreduce_(whole, op=hvd.Sum, name=name, process_set=self.process_set)
 
 
-def _add_over(connection: Connection, whole: torch.Tensor, name: str) -> None:
-    connection.allreduce_(whole)
+class _Sum(NamedTuple):
+    """Sum in place over a connection's workers."""
+
+    connection: Connection
+
+    def __call__(self, whole: torch.Tensor, name: str) -> None:
+        self.connection.allreduce_(whole)
 
 
 class _StateView:

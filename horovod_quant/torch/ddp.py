@@ -130,16 +130,14 @@ class State(HookState):
         return lambda: averager.average(known.bucket, gradients, memory)
 
     def _new_bucket(self, averager: Averager, parameters: Sequence[torch.Tensor]) -> _DDPBucket:
-        members = [
-            Member(name, each.numel(), hooked=self._hooked(name, each))
-            for name, each in zip(map(self._name_of, parameters), parameters)
-        ]
-        return _DDPBucket(averager.bucket(members), parameters)
+        return _DDPBucket(averager.bucket(list(map(self._member, parameters))), parameters)
 
-    def _hooked(self, name: str, parameter: torch.Tensor) -> HookedParameter | None:
-        if self._optimizer is None or not isinstance(self.compression, BinSGDMCompressor):
-            return None
-        return HookedParameter(self.compression, self._optimizer, parameter, name)
+    def _member(self, parameter: torch.Tensor) -> Member:
+        name, hooked = self._name_of(parameter), None
+        if self._optimizer is not None:
+            assert isinstance(self.compression, BinSGDMCompressor)
+            hooked = HookedParameter(self.compression, self._optimizer, parameter, name)
+        return Member(name, parameter.numel(), hooked=hooked)
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         reference, name = self._names.get(id(parameter), (None, ""))

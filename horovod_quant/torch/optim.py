@@ -219,6 +219,7 @@ class BinSGDM(torch.optim.Optimizer):
         if known is None and add is None:
             is_kept = start == 0 and stop == parameter.numel()
         else:
+            part = _Part(start, stop, add)
             # Also where this worker stores all elements: either all workers take the gathering path, or none.
             if known is None:
                 for name in ("momentum", "scale"):
@@ -226,8 +227,8 @@ class BinSGDM(torch.optim.Optimizer):
                     if whole.is_cuda:  # it is released before the copy has run
                         whole.record_stream(torch.cuda.current_stream(whole.device))
                     state[name] = whole.reshape(-1)[start:stop].clone()
-                self._parts[parameter] = known = _Part(start, stop, add)
-            is_kept = (known.start, known.stop) == (start, stop)
+                self._parts[parameter] = known = part
+            is_kept = known == part
         if not is_kept:
             raise RuntimeError(SPREAD)
         beta = self.param_groups[self._group_index[id(parameter)]]["beta"]
