@@ -164,7 +164,7 @@ def both_table(results: Results) -> str:
 
 
 def aims_list(results: Results) -> str:
-    """Return the number of aims that are reached, and those that are missed."""
+    """Return the number of aims, and those that are missed."""
     found = list(verdicts(results))
     missed = [f"- {text}" for reached, text in found if not reached]
     return "\n".join([f"{len(found) - len(missed)} of {len(found)} are reached.", "", *missed]).rstrip()

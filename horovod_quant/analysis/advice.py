@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
 from horovod_quant.analysis.groups import MIN_ELEMENTS, compressed_names
-from horovod_quant.analysis.network import DDP, NCCL, Network
+from horovod_quant.analysis.network import NCCL, Network
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.frontends import methods

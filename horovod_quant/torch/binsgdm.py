@@ -78,7 +78,7 @@ class BinSGDMCompressor(Compressor):
         call: Any,
         memory: Memory,
         view: _StateView,
-        sum_over: Callable[[Any], Callable[[torch.Tensor, str], None]],
+        sum_over: Callable[[Any], Any],
         start: int,
         stop: int,
         others: Any,
@@ -109,7 +109,7 @@ class BinSGDMCompressor(Compressor):
 
 
 class HookedParameter:
-    """A parameter whose gradient a hook of DDP reduces to bits, with the optimizer that has its state.
+    """Parameter whose gradient a hook of DDP reduces to bits.
 
     Args:
         compression: the compressor.

@@ -291,7 +291,7 @@ def _require_optimizer(
     ddp_model: torch.nn.parallel.DistributedDataParallel,
     named: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raise ValueError unless the optimizer is the one that the compressor's results need."""
+    """Raise ValueError unless the optimizer suits the compressor."""
     if not isinstance(compression, BinSGDMCompressor):
         if optimizer is not None:
             raise ValueError(
@@ -300,14 +300,16 @@ def _require_optimizer(
         return
     compression._check_optimizer(optimizer)
     for name, parameter in named.items():
-        if compression.policy.scheme_for(name, parameter.numel()) is not None and not optimizer.has(parameter):
+        if compression.policy.scheme_for(name, parameter.numel()) is not None and not optimizer.has(
+            parameter
+        ):
             raise ValueError(
                 f"ddp: {name} is not among the optimizer's parameters; construct the optimizer from "
                 f"model.parameters(), or add exclude={name!r} to the compressor"
             )
     if ddp_model.find_unused_parameters and ddp_model.gradient_as_bucket_view:
         raise ValueError(
-            "ddp: with find_unused_parameters=True and gradient_as_bucket_view=True a parameter that no worker has used "
+            "ddp: with find_unused_parameters=True and gradient_as_bucket_view=True a parameter that no worker uses "
             "gets bits as its gradient; leave one of them out with hvq.BinSGDM()"
         )
 

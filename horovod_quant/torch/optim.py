@@ -304,7 +304,8 @@ class BinSGDM(torch.optim.Optimizer):
         It is False once a step has used it.
         """
         update = self._update_of(parameter)
-        return update is not None and update.gradient is not None and bool(parameter.grad.any())
+        is_known = update is not None and update.gradient is not None and parameter.grad is not None
+        return is_known and bool(parameter.grad.any())
 
     def _update_of(self, parameter: torch.Tensor) -> _Update | None:
         update = self._updates.get(parameter)

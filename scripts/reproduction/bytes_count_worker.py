@@ -104,6 +104,7 @@ class Trial:
     def prepare(self) -> None:
         """Do the part of a step that is not measured."""
         if self._given is not None:
+            self._optimizer.zero_grad()  # it makes no step
             self._given.give(self._parameters)
         starts = torch.randint(len(self._text) - self._context, (self._sequences,), generator=self._sampling)
         self._windows = example.windows_at(self._text, starts, self._context)

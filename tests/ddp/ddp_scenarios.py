@@ -669,7 +669,9 @@ def what_is_refused() -> None:
         everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, compression))
 
     refused("Auto() measures methods in steps of Horovod's optimizer", hvq.Auto())
-    refused("but was used with no optimizer; give hvd.DistributedOptimizer, or hvq.ddp.register", hvq.BinSGDM())
+    refused(
+        "but was used with no optimizer; give hvd.DistributedOptimizer, or hvq.ddp.register", hvq.BinSGDM()
+    )
     ddp, part = DistributedDataParallel(net()), hvq.optim.BinSGDM(net().parameters())
     text = "ddp: 0.weight is not among the optimizer's parameters"
     everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, hvq.BinSGDM(), part))
@@ -677,7 +679,7 @@ def what_is_refused() -> None:
     everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, hvq.QSGD(), part))
     views = DistributedDataParallel(net(), find_unused_parameters=True, gradient_as_bucket_view=True)
     own = hvq.optim.BinSGDM(views.parameters())
-    text = "a parameter that no worker has used gets bits as its gradient"
+    text = "a parameter that no worker uses gets bits as its gradient"
     everybody_raises(ValueError, text, lambda: hvq.ddp.register(views, hvq.BinSGDM(), own))
     refused("is no compressor", "qsgd")
     refused("nmse_every=5 measures gradients of Horovod's optimizer", hvq.EDEN(nmse_every=5))

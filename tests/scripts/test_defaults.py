@@ -132,7 +132,7 @@ def test_the_readmes_advice_for_many_workers_rests_on_trainings() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert (
         "**16 or 32 workers**: `EDEN()`, `QSGD()` or `GlobalQSGD(rotate=True)`, which ended within 1% of the float32 "
-        "loss with as many; `GlobalQSGD()` did with 4 only"
+        "loss; `GlobalQSGD()` did with 4 only"
     ) in readme
     for workers, figures in figures_of("more-workers")["clusters"].items():
         within = {
