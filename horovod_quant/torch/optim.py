@@ -338,7 +338,7 @@ class BinSGDM(torch.optim.Optimizer):
                     continue
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 update = self._update_of(parameter)
-                if not (gradient.any() if update is None or update.moves is None else update.moves):
+                if not (_has_values(gradient) if update is None or update.moves is None else update.moves):
                     continue  # zeros of Horovod, for a parameter that no worker's backward pass has reached
                 if update is None:
                     moves = self._binarized(parameter, gradient)
@@ -346,7 +346,8 @@ class BinSGDM(torch.optim.Optimizer):
                     moves = _signs(gradient)
                 else:
                     moves = _averages(gradient, update.largest)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                if group["weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(moves, alpha=-group["lr"])
         self._updates.clear()
         return loss
@@ -443,7 +444,16 @@ def _signs(exchanged: torch.Tensor) -> torch.Tensor:
 
     A loss scale, clipping or a sum may have scaled it; NaN stays.
     """
-    return torch.where(exchanged.isnan(), exchanged, exchanged.sign())
+    signs = exchanged.sign()
+    if exchanged.is_cpu and not exchanged.sum().isnan():  # on a GPU this would wait
+        return signs
+    return torch.where(exchanged.isnan(), exchanged, signs)
+
+
+def _has_values(gradient: torch.Tensor) -> bool:
+    """True unless all elements are 0; bits are nowhere 0."""
+    first = gradient[(0,) * gradient.dim()] if gradient.numel() else gradient
+    return bool(first.any()) or bool(gradient.any())
 
 
 def _averages(exchanged: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
