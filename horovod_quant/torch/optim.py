@@ -44,8 +44,8 @@ class _Update(NamedTuple):
 
     Attributes:
         gradient: the gradient; None if DDP has yet to create it.
-        moves: see `BinSGDM.mark_exchanged`.
-        largest: see `BinSGDM.mark_exchanged`.
+        moves: False if no worker has a gradient; None if the gradient is zero then.
+        largest: the largest magnitude of the averages of the workers' bits; None if the result is bits.
     """
 
     gradient: weakref.ref[torch.Tensor] | None
@@ -292,8 +292,7 @@ class BinSGDM(torch.optim.Optimizer):
 
         Args:
             parameter: the parameter whose gradient has been reduced.
-            moves: False if no worker has a gradient; None if the gradient is zero then.
-            largest: the largest magnitude of the averages of the workers' bits; None if the result is bits.
+            moves, largest: see `_Update`.
         """
         gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
         self._updates[parameter] = _Update(gradient, moves, largest)
@@ -439,15 +438,15 @@ def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
     )
 
 
-def _signs(exchanged: torch.Tensor) -> torch.Tensor:
+def _signs(reduced: torch.Tensor) -> torch.Tensor:
     """Recover the workers' bits from a scaled gradient.
 
     A loss scale, clipping or a sum may have scaled it; NaN stays.
     """
-    signs = exchanged.sign()
-    if exchanged.is_cpu and not exchanged.sum().isnan():  # on a GPU this would wait
+    signs = reduced.sign()
+    if reduced.is_cpu and not reduced.sum().isnan():  # on a GPU this would wait
         return signs
-    return torch.where(exchanged.isnan(), exchanged, signs)
+    return torch.where(reduced.isnan(), reduced, signs)
 
 
 def _has_values(gradient: torch.Tensor) -> bool:
@@ -456,12 +455,12 @@ def _has_values(gradient: torch.Tensor) -> bool:
     return bool(first.any()) or bool(gradient.any())
 
 
-def _averages(exchanged: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+def _averages(reduced: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """Recover the averages of the workers' bits.
 
     The gradient may be scaled; NaN stays.
     """
-    values = exchanged.to(torch.float32)
+    values = reduced.to(torch.float32)
     found = largest_magnitude(values)
     return values * torch.where(found > 0, largest / found, 0.0)
 
