@@ -13,8 +13,8 @@ from typing import Any, Callable, NamedTuple
 import torch
 import torch.distributed as dist
 
-from horovod_quant.torch.averaging import FLOATS, Averager, Bucket, HookState, Member, require_usable
-from horovod_quant.torch.compressor import Compressor
+from horovod_quant.torch.averaging import Averager, Bucket, HookState, Member, require_usable
+from horovod_quant.torch.compressor import FLOATS, Compressor
 from horovod_quant.torch.driver import Driver
 from horovod_quant.torch.parameter_names import named_parameters, unwrapped
 
@@ -105,22 +105,19 @@ class State(HookState):
         """Return what the thread runs for a bucket."""
         if buffer.is_sparse:
             for parameter in bucket.parameters():
-                averager.leave_uncounted(self._name_of(parameter))
+                averager.uncounted.add(self._name_of(parameter))
             return lambda: _average_sparse(averager, buffer)
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
         if known is None or known.identities != list(map(id, parameters)):
             if known is not None:
                 self._buckets.clear()  # DDP has rebuilt them: the others would keep the old ones' memory alive
-            known = self._buckets[bucket.index()] = self._new_bucket(averager, parameters)
+            members = [Member(self._name_of(each), each.numel()) for each in parameters]
+            known = self._buckets[bucket.index()] = _DDPBucket(averager.bucket(members), parameters)
         gradients = known.gradients_in(buffer)
         memory = averager.memory(buffer.device)
         averager.count(known.bucket)
         return lambda: averager.average(known.bucket, gradients, memory)
-
-    def _new_bucket(self, averager: Averager, parameters: Sequence[torch.Tensor]) -> _DDPBucket:
-        members = [Member(self._name_of(each), each.numel()) for each in parameters]
-        return _DDPBucket(averager.bucket(members), parameters)
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         reference, name = self._names.get(id(parameter), (None, ""))
