@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from horovod_quant.frontends.binsgdm import WITHOUT_ITS_COMPRESSOR
+from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.keras.averaging import Averaging
-from horovod_quant.keras.loss_scale import agree_on_overflows, loss_scale_around, require_agreement
+from horovod_quant.keras.loss_scale import agree_on_overflows, inner_of, loss_scale_around, require_agreement
 from horovod_quant.kernels import notices
 from horovod_quant.tensorflow.compressor import Compressor
-from horovod_quant.tensorflow.horovod_call import require_horovod
 from horovod_quant.tensorflow.optim import binsgdm_of
 
 _USED = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
@@ -77,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
             that are called before the averaging.
         ImportError: Horovod is missing, or was built without TensorFlow.
     """
-    require_horovod()
+    require_horovod("tensorflow", "TensorFlow")
     if backward_passes_per_step != 1:
         is_number = isinstance(backward_passes_per_step, int) and backward_passes_per_step > 1
         raise ValueError(
@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         )
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: use a text that is not empty, or None to keep the optimizer's name")
-    loss_scale, inner = _unwrapped(optimizer)
+    inner = inner_of(optimizer)
     _require_usable(inner)
     averaging = Averaging(
         compression,
@@ -115,8 +115,8 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         _require_no_float8(inner._trainable_variables)
     inner.__class__ = _distributed(_plain(type(inner)))
     vars(inner)[_SETTINGS] = averaging
-    if loss_scale is not None:
-        agree_on_overflows(loss_scale)
+    if inner is not optimizer:
+        agree_on_overflows(optimizer)
     return optimizer
 
 
@@ -182,17 +182,8 @@ def _distributed(kind: type) -> type:
 
 
 def averaging_of(optimizer: Any) -> Averaging | None:
-    """Return the `Averaging` of an optimizer, or None.
-
-    The optimizer may be inside a loss-scaling one.
-    """
-    return vars(getattr(optimizer, "inner_optimizer", optimizer)).get(_SETTINGS)
-
-
-def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer, optimizer.inner_optimizer
-    return None, optimizer
+    """Return the `Averaging` of an optimizer, or of its inner one."""
+    return vars(inner_of(optimizer)).get(_SETTINGS)
 
 
 def _require_usable(optimizer: Any) -> None:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from horovod_quant.frontends import no_gain, step_counts
+from horovod_quant.frontends import step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
-from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme, Workers
+from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.binsgdm import HookedParameter
 from horovod_quant.torch.compressor import Compressor
@@ -24,9 +24,6 @@ from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Destination, HostMemory, Memory
 from horovod_quant.transports.torch_distributed import Groups, connect
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Dtypes of gradients that can be quantized."""
 
 
 class Member(NamedTuple):
@@ -86,7 +83,7 @@ class _SchemeGroup:
         self._tensors = tensors if lasts else None
 
 
-class Bucket:
+class Bucket(NamedTuple):
     """Gradients that are averaged together, by scheme.
 
     Created once, used in each step.
@@ -94,24 +91,12 @@ class Bucket:
     Attributes:
         groups: the quantized gradients.
         rest: the indices of the other gradients.
+        counted: the counters of the other gradients' bytes.
     """
 
-    def __init__(self, groups: list[_SchemeGroup], rest: list[int], counted: list[Repeated]) -> None:
-        self.groups, self.rest, self._counted = groups, rest, counted
-
-    def count(self, steps: dict[str, int], first_step: int) -> None:
-        """Count one reduction of each gradient."""
-        for group in self.groups:
-            for gradient, hooked in zip(group.gradients, group.hooked):
-                gradient.step = hooked.count()
-            for gradient, each in zip(group.gradients, group.counted):
-                each.times += 1
-                if not group.hooked:
-                    step = steps.get(each.name, first_step)
-                    gradient.step = step
-                    steps[each.name] = step + 1
-        for each in self._counted:
-            each.times += 1
+    groups: list[_SchemeGroup]
+    rest: list[int]
+    counted: list[Repeated]
 
 
 class Averager:
@@ -129,6 +114,7 @@ class Averager:
 
     Attributes:
         groups: the workers, and what connects them.
+        uncounted: names of gradients whose bytes are not in the statistics.
 
     Raises:
         ValueError: the arguments do not fit the number of workers or the gradients, or differ between workers.
@@ -153,7 +139,7 @@ class Averager:
         self._steps: dict[str, int] = {}
         self._first_step = 0
         self._traffic = TrafficCounter()
-        self._uncounted: set[str] = set()
+        self.uncounted: set[str] = set()
         self.resume(compression)
         self._is_nccl = (
             self.memory(device).takes_tensors and device.type == "cuda"
@@ -167,27 +153,12 @@ class Averager:
         self._require_agreement(shapes, device if self._is_nccl else torch.device("cpu"))
 
     def stats(self) -> Stats:
-        return self._traffic.stats()._replace(uncounted=tuple(sorted(self._uncounted)))
-
-    def leave_uncounted(self, name: str) -> None:
-        """Name a gradient in the statistics without its bytes."""
-        self._uncounted.add(name)
+        return self._traffic.stats()._replace(uncounted=tuple(sorted(self.uncounted)))
 
     def warn_if_it_sends_more(self, compression: Compressor, are_nodes: bool) -> None:
-        """Warn once of a scheme that sends more than float32.
-
-        Only the first worker does.
-
-        Args:
-            compression: the compressor.
-            are_nodes: whether workers are nodes in the message.
-        """
-        if self._is_first and not compression._said_it_sends_more:
-            workers = self.groups.workers
-            between = Workers(0, workers.size // workers.local_size)
-            compression._said_it_sends_more = no_gain.warn_if_it_sends_more(
-                self._policy, between, between, are_nodes
-            )
+        """Warn of a scheme that sends more than float32, on one worker."""
+        if self._is_first:
+            compression._warn_if_it_sends_more(self.groups.workers.nodes, are_nodes)
 
     def resume(self, compression: Compressor) -> None:
         """Continue from the counts of a compressor."""
@@ -200,16 +171,13 @@ class Averager:
     def _require_agreement(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         """Raise ValueError if other workers have other arguments or gradients."""
         workers = self.groups.workers
-        local = [*fingerprint_of(self._arguments), *signs_of(str(sorted(shapes.items())))]
-        total = (
-            self.groups.connections[ALL]
-            .allreduce_(torch.tensor(local, dtype=torch.int32, device=device))
-            .tolist()
-        )
-        names = len(total) - len(fingerprint_of(self._arguments))
-        if unequal := different(self._arguments, total[:-names], workers.size):
+        arguments = fingerprint_of(self._arguments)
+        local = [*arguments, *signs_of(str(sorted(shapes.items())))]
+        asked = torch.tensor(local, dtype=torch.int32, device=device)
+        total = self.groups.connections[ALL].allreduce_(asked).tolist()
+        if unequal := different(self._arguments, total[: len(arguments)], workers.size):
             raise ValueError(disagreement(self._arguments, unequal))
-        if any(abs(value) != workers.size for value in total[-names:]):
+        if any(abs(value) != workers.size for value in total[len(arguments) :]):
             raise ValueError(
                 "the parameters' names or shapes here are not those of all other workers; use the same model on all, "
                 "and with FSDP2's group= the workers that hold the same shard"
@@ -265,11 +233,20 @@ class Averager:
         return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
 
     def count(self, bucket: Bucket) -> None:
-        """Count a bucket.
+        """Count one reduction of each gradient of a bucket.
 
         To be called before `average`, in the same order on all workers.
         """
-        bucket.count(self._steps, self._first_step)
+        for group in bucket.groups:
+            for gradient, hooked in zip(group.gradients, group.hooked):
+                gradient.step = hooked.count()
+            for gradient, each in zip(group.gradients, group.counted):
+                each.times += 1
+                if not group.hooked:
+                    gradient.step = self._steps.get(each.name, self._first_step)
+                    self._steps[each.name] = gradient.step + 1
+        for each in bucket.counted:
+            each.times += 1
 
     def memory(self, device: torch.device) -> Memory:
         """Return the memory in which gradients on a device are reduced."""

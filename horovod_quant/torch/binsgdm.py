@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -59,11 +58,27 @@ class BinSGDMCompressor(Compressor):
     def _next_step(self, call: Any) -> int:
         return call.optimizer.next_update(call.parameter)
 
-    def _starter(self, call: Any) -> Callable[[str, int], None]:
-        return lambda name, step: call.optimizer.count_update(call.parameter)
+    def _count(self, call: Any, step: int) -> None:
+        call.optimizer.count_update(call.parameter)
 
     def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        return functools.partial(self._open_state, call, memory, _StateView(memory), _HorovodSum)
+        return self._opener_over(call, memory, _HorovodSum)
+
+    def _opener_over(
+        self, call: Any, memory: Memory, sum_over: Callable[[Any], Any]
+    ) -> Callable[[int, int, Any], OpenState]:
+        view = _StateView(memory)
+
+        def open_state(start: int, stop: int, others: Any) -> OpenState:
+            add = None if others is None else sum_over(others)
+            stored = call.optimizer.stored_state(call.parameter, start, stop, add)
+            if stored.momentum.device == memory.device:
+                return view.of(stored), ()
+            momentum, scale = stored.momentum.to(memory.device), stored.scale.to(memory.device)
+            copies = (stored.momentum, momentum), (stored.scale, scale)
+            return BinaryState(memory.flat(momentum), memory.flat(scale), stored.beta), copies
+
+        return open_state
 
     def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
         clip_norm = call.optimizer.clip_norm_of(call.parameter)
@@ -72,24 +87,6 @@ class BinSGDMCompressor(Compressor):
         memory.catch_up()
         with memory.working():
             return clipped(memory.kernels, as_array(values), clip_norm)
-
-    def _open_state(
-        self,
-        call: Any,
-        memory: Memory,
-        view: _StateView,
-        sum_over: Callable[[Any], Any],
-        start: int,
-        stop: int,
-        others: Any,
-    ) -> OpenState:
-        add = None if others is None else sum_over(others)
-        stored = call.optimizer.stored_state(call.parameter, start, stop, add)
-        if stored.momentum.device == memory.device:
-            return view.of(stored), ()
-        momentum, scale = stored.momentum.to(memory.device), stored.scale.to(memory.device)
-        copies = (stored.momentum, momentum), (stored.scale, scale)
-        return BinaryState(memory.flat(momentum), memory.flat(scale), stored.beta), copies
 
     def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
         """Return 1 if there is a gradient.
@@ -145,9 +142,7 @@ class HookedParameter:
         """Give a gradient its values and state for a reduction."""
         if memory is not self._memory:
             self._memory = memory
-            self._open_state = functools.partial(
-                self._compression._open_state, self, memory, _StateView(memory), _Sum
-            )
+            self._open_state = self._compression._opener_over(self, memory, _Sum)
         self._values = gradient.buffer
         gradient.buffer = self._compression._taken(self, self._values, memory)
         start, stop = scheme.owned(self._name, gradient.elements, groups.workers)

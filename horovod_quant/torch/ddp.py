@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from horovod_quant.torch import optim
-from horovod_quant.torch.averaging import FLOATS, Averager, Bucket, HookState, Member, require_usable
+from horovod_quant.torch.averaging import Averager, Bucket, HookState, Member, require_usable
 from horovod_quant.torch.binsgdm import BinSGDMCompressor, HookedParameter
-from horovod_quant.torch.compressor import Compressor
+from horovod_quant.torch.compressor import FLOATS, Compressor
 from horovod_quant.torch.driver import Driver
 from horovod_quant.torch.parameter_names import named_parameters, unwrapped
 
@@ -116,21 +116,19 @@ class State(HookState):
         """Return what the thread runs for a bucket."""
         if buffer.is_sparse:
             for parameter in bucket.parameters():
-                averager.leave_uncounted(self._name_of(parameter))
+                averager.uncounted.add(self._name_of(parameter))
             return lambda: _average_sparse(averager, buffer)
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
         if known is None or known.identities != list(map(id, parameters)):
             if known is not None:
                 self._buckets.clear()  # DDP has rebuilt them: the others would keep the old ones' memory alive
-            known = self._buckets[bucket.index()] = self._new_bucket(averager, parameters)
+            members = list(map(self._member, parameters))
+            known = self._buckets[bucket.index()] = _DDPBucket(averager.bucket(members), parameters)
         gradients = known.gradients_in(buffer)
         memory = averager.memory(buffer.device)
         averager.count(known.bucket)
         return lambda: averager.average(known.bucket, gradients, memory)
-
-    def _new_bucket(self, averager: Averager, parameters: Sequence[torch.Tensor]) -> _DDPBucket:
-        return _DDPBucket(averager.bucket(list(map(self._member, parameters))), parameters)
 
     def _member(self, parameter: torch.Tensor) -> Member:
         name, hooked = self._name_of(parameter), None
