@@ -45,7 +45,7 @@ _write_nan_tiles = Kernel(one_bit.write_nan_tiles)
 
 
 def pack(parts: Sequence[Part]) -> torch.Tensor:
-    """Pack in a `batch`: a kernel computes all of its parts in one launch."""
+    """Pack in a `batch`: a kernel computes all its parts at once."""
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
     array = torch.empty(sum(length for length, _, _ in parts), dtype=TYPES[dtype], device=current_device())
