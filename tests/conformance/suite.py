@@ -17,6 +17,7 @@ from conformance.cases import TOPICS, Draw, Out
 from helpers import extended
 
 from horovod_quant.kernels import reference
+from horovod_quant.kernels.formats import RotatedFormat, Sums
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.segments import Batch, segment_kernels
 
@@ -79,12 +80,12 @@ def function_of(backend: Any, kernel: str) -> Callable:
 
 
 def encode_rotated_again(
-    backend: Any, bits: int, trellis: bool, batch: Batch, rounder: Any, at: Sequence[int], payload: Any
+    backend: Any, codec: RotatedFormat, batch: Batch, rounder: Any, at: Sequence[int], payload: Any
 ) -> Any:
     """As the reducer of a shard does: with the steps that a payload has."""
     segments = segment_kernels(backend)
     words = segments.step_words(payload, at, batch.elements)
-    return segments.encode_rotated(bits, trellis, batch, rounder, at, words)
+    return segments.encode_rotated(codec, batch, rounder, at, words)
 
 
 def decode_rotated_of_step(backend: Any, x: Any, step: int, worker: int, out: Any) -> list[Any]:
@@ -111,6 +112,8 @@ def mapped(
         found.values, found.states = (mapped(part, of_array, of_out) for part in (value.values, value.states))
         found.chains, found.table = [chain(item.seed, item.name) for item in value.chains], None
         return found
+    if isinstance(value, Sums):
+        return value._replace(words=of_array(value.words), norms=of_array(value.norms))
     if type(value) in (list, tuple):
         return type(value)(mapped(one, of_array, of_out, chain) for one in value)
     return value

@@ -41,6 +41,7 @@ from native_builds import (
 from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.buffer_view import BufferView
+from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.segments import Batch, Rounder
 
@@ -186,9 +187,17 @@ def batch_of(*values: np.ndarray, starts: int | None = None, states: Sequence = 
     return Batch(lengths, zeros[:starts], [RngKey(0, "w")] * len(lengths), zeros, values, states)
 
 
+def uniform(bits: int) -> CodeFormat:
+    return CodeFormat("uniform", bits, "max", 32)
+
+
+def exponential(bits: int, bucket_size: int = 32) -> CodeFormat:
+    return CodeFormat("exponential", bits, "l2", bucket_size)
+
+
 ONE, TWO, UNLIKE = batch_of(X), batch_of(X, X), batch_of(X, X, starts=1)
 AT, OUTS = [0, 64, 128], [X, X]
-UNIFORM, EXPONENTIAL = ("uniform", "max"), ("exponential", "l2")
+SUMS = SumFormat(4, 7, "max", 32)
 STATE = (X, X, 0.9)
 
 REFUSED_TOGETHER = [
@@ -197,13 +206,13 @@ REFUSED_TOGETHER = [
     Refused("scale", ([X], 1.0, [X[:99]]), "arrays of"),
     Refused("scale", ([X, X], 1.0, [X]), "arrays of"),
     Refused("norms", ("max", 33, ONE), "bucket_size=33"),
-    Refused("encode_sums", (32, 7, 4, ONE, ROUNDER, NORMS[:3], [0, 4]), "3 norms for 4 buckets"),
-    Refused("encode_sums", (32, 0, 4, ONE, ROUNDER, NORMS, [0, 4]), "levels=0"),
-    Refused("encode_sums", (32, 7, 4, UNLIKE, ROUNDER, X[:8], [0, 4, 8]), "1 starts, 2 chains"),
-    Refused("encode_sums", (32, 7, 4, Batch((100,), [0], [], [], [X]), ROUNDER, NORMS, [0, 4]), "0 chains"),
-    Refused("encode_sums", (32, 7, 4, ONE.with_values([X, X]), ROUNDER, X[:8], [0, 4]), "of 2 gradients"),
-    Refused("decode_sums", (32, 7, 4, SHORT, [0, 31], NORMS, [0, 4], [0], 1.0, [X]), "31 words"),
-    Refused("decode_sums", (32, 7, 4, WORDS, [0, 32], NORMS[:3], [0, 4], [0], 1.0, [X]), "3 norms"),
+    Refused("encode_sums", (SUMS, ONE, ROUNDER, NORMS[:3]), "3 norms for 4 buckets"),
+    Refused("encode_sums", (SumFormat(4, 0, "max", 32), ONE, ROUNDER, NORMS), "levels=0"),
+    Refused("encode_sums", (SUMS, UNLIKE, ROUNDER, X[:8]), "1 starts, 2 chains"),
+    Refused("encode_sums", (SUMS, Batch((100,), [0], [], [], [X]), ROUNDER, NORMS), "0 chains"),
+    Refused("encode_sums", (SUMS, ONE.with_values([X, X]), ROUNDER, X[:8]), "of 2 gradients"),
+    Refused("decode_sums", (SUMS, Sums(SHORT, NORMS, (100,)), [0], 1.0, [X]), "31 words"),
+    Refused("decode_sums", (SUMS, Sums(WORDS, NORMS[:3], (100,)), [0], 1.0, [X]), "3 norms"),
     Refused("binarize", (ONE, ROUNDER, AT), "0 states of 1"),
     Refused("binarize", (batch_of(X, states=[(X[:99], X, 0.9)]), ROUNDER, AT),
             r"momenta\[0\] is float32\[99\]; it must be float32\[100\]"),
@@ -215,24 +224,24 @@ REFUSED_TOGETHER = [
     Refused("vote", ([WORDS, SHORT], ONE, ROUNDER, AT), "not all within 31 words"),
     Refused("vote", ([WORDS], UNLIKE, ROUNDER, AT), "1 starts"),
     Refused("decode_signs", (WORDS[:95], TWO, AT, 1.0, OUTS), "not all within 95 words"),
-    Refused("encode_codes", (*UNIFORM, 32, 17, ONE, ROUNDER, AT), "bits=17"),
-    Refused("encode_codes", (*EXPONENTIAL, 32, 9, ONE, ROUNDER, AT), "bits=9"),
-    Refused("encode_codes", (*EXPONENTIAL, 33, 4, ONE, ROUNDER, AT), "bucket_size=33"),
-    Refused("encode_codes", (*UNIFORM, 32, 4, UNLIKE, ROUNDER, AT), "1 starts"),
-    Refused("encode_codes", (*UNIFORM, 32, 4, ONE, ROUNDER, [1, 20]), "offsets of 1 gradients' payloads"),
-    Refused("encode_codes", (*UNIFORM, 32, 4, ONE, ROUNDER, [-1, 64]), "offsets of"),
-    Refused("decode_codes", ("uniform", 32, 4, [], AT, 1.0, OUTS), "no payloads"),
-    Refused("decode_codes", ("exponential", 32, 4, [WORDS, WORDS[:64]], AT, 1.0, OUTS), "not all within 64"),
-    Refused("decode_codes", ("exponential", 32, 9, [WORDS], AT, 1.0, OUTS), "bits=9"),
-    Refused("decode_codes", ("exponential", 33, 4, [WORDS], AT, 1.0, OUTS), "bucket_size=33"),
-    Refused("decode_codes", ("uniform", 32, 4, [WIDE], AT, 1.0, OUTS), "payloads has dtype float64"),
-    Refused("encode_rotated", (5, False, ONE, ROUNDER, AT), "bits=5"),
-    Refused("encode_rotated", (2, False, ONE, ROUNDER, [0, 32]), "gradients' words"),
-    Refused("encode_rotated", (2, False, ONE, ROUNDER, [0, 33]), "gradients' scales"),
-    Refused("encode_rotated", (2, False, ONE, ROUNDER, [-2, 64]), "offsets of"),
-    Refused("decode_rotated", (2, False, TWO, "worker", [], AT, 1.0, OUTS), "no payloads"),
-    Refused("decode_rotated", (2, False, TWO, "worker", [WORDS, WORDS[:96]], AT, 1.0, OUTS), "offsets of"),
-    Refused("decode_rotated", (2, False, UNLIKE, "worker", [WORDS], AT, 1.0, OUTS), "1 starts"),
+    Refused("encode_codes", (uniform(17), ONE, ROUNDER, AT), "bits=17"),
+    Refused("encode_codes", (exponential(9), ONE, ROUNDER, AT), "bits=9"),
+    Refused("encode_codes", (exponential(4, 33), ONE, ROUNDER, AT), "bucket_size=33"),
+    Refused("encode_codes", (uniform(4), UNLIKE, ROUNDER, AT), "1 starts"),
+    Refused("encode_codes", (uniform(4), ONE, ROUNDER, [1, 20]), "offsets of 1 gradients' payloads"),
+    Refused("encode_codes", (uniform(4), ONE, ROUNDER, [-1, 64]), "offsets of"),
+    Refused("decode_codes", (uniform(4), [], AT, 1.0, OUTS), "no payloads"),
+    Refused("decode_codes", (exponential(4), [WORDS, WORDS[:64]], AT, 1.0, OUTS), "not all within 64"),
+    Refused("decode_codes", (exponential(9), [WORDS], AT, 1.0, OUTS), "bits=9"),
+    Refused("decode_codes", (exponential(4, 33), [WORDS], AT, 1.0, OUTS), "bucket_size=33"),
+    Refused("decode_codes", (uniform(4), [WIDE], AT, 1.0, OUTS), "payloads has dtype float64"),
+    Refused("encode_rotated", (RotatedFormat(5), ONE, ROUNDER, AT), "bits=5"),
+    Refused("encode_rotated", (RotatedFormat(2), ONE, ROUNDER, [0, 32]), "gradients' words"),
+    Refused("encode_rotated", (RotatedFormat(2), ONE, ROUNDER, [0, 33]), "gradients' scales"),
+    Refused("encode_rotated", (RotatedFormat(2), ONE, ROUNDER, [-2, 64]), "offsets of"),
+    Refused("decode_rotated", (RotatedFormat(2), TWO, "worker", [], AT, 1.0, OUTS), "no payloads"),
+    Refused("decode_rotated", (RotatedFormat(2), TWO, "worker", [WORDS, WORDS[:96]], AT, 1.0, OUTS), "offsets of"),
+    Refused("decode_rotated", (RotatedFormat(2), UNLIKE, "worker", [WORDS], AT, 1.0, OUTS), "1 starts"),
 ]  # fmt: skip
 """The arguments of kernels for many gradients."""
 

@@ -60,6 +60,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from horovod_quant.kernels import reference  # noqa: E402
+from horovod_quant.kernels.formats import SumFormat, Sums  # noqa: E402
 from horovod_quant.kernels.keys import RngKey  # noqa: E402
 from horovod_quant.schemes.base import BinaryState, Gradient, Workers  # noqa: E402
 from horovod_quant.torch.device import DeviceMemory  # noqa: E402
@@ -301,6 +302,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 def test_tensors_that_do_not_fit_are_refused() -> None:
     x, norms = torch.ones(100, device=DEVICE), torch.ones(4, device=DEVICE)
     words, chain = torch.zeros(512, dtype=torch.int32, device=DEVICE), RngKey(0, "w")
+    sums = Sums(words[:32], x[:3], (100,))
     key_of_word = kernels.key_of_word(chain, "worker", words[:1])
     for function, message in (
         (lambda: kernels.bucket_maxima(np.ones(3, np.float32), 32), "x is a ndarray"),
@@ -312,7 +314,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         (lambda: SegmentTable([torch.ones(4, 4, device=DEVICE).t()]), "not all tensors are contiguous"),
         (lambda: SegmentTable([x, x.to(torch.int32)]), r"x has dtype torch\.int32"),
         (lambda: SegmentTable([x, np.ones(3)]), "not all are tensors"),
-        (lambda: kernels.segments.decode_sums(32, 5, 4, words[:32], [0], x[:3], [0], [0], 1.0, [x]),
+        (lambda: kernels.segments.decode_sums(SumFormat(4, 5, "max", 32), sums, [0], 1.0, [x]),
          "norms: not all within 3 words"),
         (lambda: each.bucket_norms("max", SegmentTable([x]), 32, x, np.array([98])), "not all within"),
     ):  # fmt: skip
