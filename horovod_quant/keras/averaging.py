@@ -30,12 +30,16 @@ class Averaging:
     """Averaging by a distributed optimizer, with its settings.
 
     Args:
-        compression, op, process_set, groups, sparse_as_dense, scale_local_gradients: see `DistributedOptimizer`.
-        predivide: the argument ``gradient_predivide_factor``.
+        compression: None, a compressor of this package or one of Horovod's.
+        op: the reduction.
+        process_set: the process set that reduces; None for all workers.
+        groups: None, a number of groups, or lists of variables; see `DistributedOptimizer`.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are converted to dense tensors.
+        predivide: the part of the average's divisor to divide by before the sum.
         devices: devices of dense and of sparse gradients; "" for TensorFlow's choice.
+        scale_local_gradients: whether gradients of local variables are divided by the number of workers.
 
     Attributes:
-        process_set: the process set that reduces.
         variables: the variables of the gradients that are being applied.
     """
 
@@ -55,7 +59,7 @@ class Averaging:
         self._hvd = hvd
         self._op = hvd.Average if op is None else op
         require_process_set(process_set)
-        self.process_set = hvd.global_process_set if process_set is None else process_set
+        self._process_set = hvd.global_process_set if process_set is None else process_set
         groups = int(groups) if isinstance(groups, np.integer) else groups
         _require_settings(compression, self._op, hvd, predivide)
         _require_groups(groups)
@@ -72,6 +76,14 @@ class Averaging:
         self._local: set[Any] = set()
         self._number: int | None = None
         self.variables: Sequence[Any] = ()
+
+    @property
+    def compression(self) -> Any:
+        return self._compression
+
+    @property
+    def process_set(self) -> Any:
+        return self._process_set
 
     def check_variables(self, variables: Sequence[Any]) -> None:
         """Raise an error for variables unfit for the compressor.
@@ -132,27 +144,27 @@ class Averaging:
             tf.cast(flag, tf.int32),
             op=self._hvd.Min,
             name=f"HorovodAllreduce_{self._label('finite')}",
-            process_set=self.process_set,
+            process_set=self._process_set,
             ignore_name_scope=True,
         )
         return tf.cast(everywhere, tf.bool)
 
     def _is_alone(self) -> bool:
-        if self.process_set.process_set_id is None:
+        if self._process_set.process_set_id is None:
             raise ValueError(
-                f"process_set={self.process_set}: Horovod does not know it; give it to hvd.init(process_sets=[...]), "
+                f"process_set={self._process_set}: Horovod does not know it; give it to hvd.init(process_sets=[...]), "
                 f"or to hvd.add_process_set(...) on all workers"
             )
         if is_elastic():
             return False
-        return not self.process_set.included() or self.process_set.size() == 1
+        return not self._process_set.included() or self._process_set.size() == 1
 
     def _label(self, what: str) -> str:
         """Return a name, equal on all workers and new in its graph.
 
         Keras's names count a process's layers. A step may apply the optimizer to the gradients of several losses.
         """
-        process_set = self.process_set.process_set_id
+        process_set = self._process_set.process_set_id
         if self._number is None:
             self._number = next(_numbers[process_set])
         label = f"keras_{process_set}_{self._number}_{what}"
@@ -208,7 +220,7 @@ class Averaging:
             contexts.append(context)
         options = {
             "op": self._op,
-            "process_set": self.process_set,
+            "process_set": self._process_set,
             "ignore_name_scope": True,
             "name": f"HorovodAllreduce_{labels[0]}",
         }
@@ -233,7 +245,7 @@ class Averaging:
             name=label,
             operation=label,
             op=self._op,
-            process_set=self.process_set,
+            process_set=self._process_set,
             ignore_name_scope=True,
             siblings=siblings,
             variables=tuple(map(own_variable, self.variables)),
@@ -254,7 +266,7 @@ class Averaging:
             self._hvd.allgather(
                 tensor,
                 name=f"HorovodAllgather_{label}_{what}",
-                process_set=self.process_set,
+                process_set=self._process_set,
                 ignore_name_scope=True,
             )
             for what, tensor in (("values", gradient.values), ("indices", gradient.indices))
@@ -272,8 +284,8 @@ class Averaging:
         return gradient / self._size(gradient.dtype)
 
     def _size(self, dtype: tf.DType) -> tf.Tensor:
-        size = self._hvd.size_op(process_set_id=self.process_set.process_set_id)
-        return tf.cast(size if is_elastic() else self.process_set.size(), dtype)
+        size = self._hvd.size_op(process_set_id=self._process_set.process_set_id)
+        return tf.cast(size if is_elastic() else self._process_set.size(), dtype)
 
 
 def _path_of(variable: Any) -> str:

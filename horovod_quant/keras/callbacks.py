@@ -17,7 +17,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from horovod_quant.keras.loss_scale import inner_of
 from horovod_quant.keras.optimizer import averaging_of
 from horovod_quant.tensorflow.horovod_call import own_variable
 
@@ -82,7 +81,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 self._before = [(each, each.numpy()) for each in self._variables()]
             if self.model.optimizer is not None:
                 # The first batch must be the same update, with the same random bits, on all workers.
-                iterations = inner_of(self.model.optimizer)._iterations
+                iterations = _inner(self.model.optimizer)._iterations
                 with tf.device(self.device):
                     broadcast([iterations], self.root_rank, _process_set(self.model))
 
@@ -176,7 +175,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        rate = getattr(inner_of(self.model.optimizer), "_learning_rate", None)
+        rate = getattr(_inner(self.model.optimizer), "_learning_rate", None)
         if not hasattr(rate, "assign"):
             raise ValueError(
                 f"{type(self).__name__}: the optimizer has a learning-rate schedule, which cannot be set; give the "
@@ -215,7 +214,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
         self.model.optimizer.learning_rate = new
         if self.momentum_correction and old:
-            _scale_momentum(inner_of(self.model.optimizer), new / old)
+            _scale_momentum(_inner(self.model.optimizer), new / old)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -417,6 +416,10 @@ def _process_set(model: Any) -> Any:
 def _is_member(model: Any) -> bool:
     """Return True unless the optimizer's process set is without this worker."""
     return _process_set(model).included() is not False
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _scale_momentum(optimizer: Any, ratio: float) -> None:

@@ -61,12 +61,6 @@ def loss_scale_around(optimizer: Any) -> Any:
     return None
 
 
-def inner_of(optimizer: Any) -> Any:
-    """Return the optimizer inside a loss-scaling one, or the optimizer itself."""
-    is_wrapper = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return optimizer.inner_optimizer if is_wrapper else optimizer
-
-
 def require_agreement(optimizer: Any) -> None:
     """Raise ValueError if a loss-scaling optimizer that is calling ``optimizer`` skips alone."""
     loss_scale = loss_scale_around(optimizer)

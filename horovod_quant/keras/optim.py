@@ -5,6 +5,7 @@ Source: Peng et al., published as Birder, NeurIPS 2023.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -56,12 +57,23 @@ class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
             for name in ("momentum", "scale")
         )
 
+    @property
+    def variables(self) -> list[Any]:
+        """All variables except those whose elements are split among workers: see `gather_state`."""
+        return self._without_parts(super().variables)
+
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         rate = tf.cast(learning_rate, variable.dtype)
         self.assign_sub(variable, rate * self._step_of_elements(gradient, own_variable(variable)))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self._own_config()}
+
+    def _update_number(self) -> tf.Tensor:
+        return tf.cast(tf.convert_to_tensor(self.iterations), tf.int64)
+
+    def _create_state(self, variables: Sequence[Any]) -> None:
+        self.build(variables)
 
     def _index_of(self, variable: Any) -> int | None:
         return self._trainable_variables_indices.get(self._var_key(variable)) if self.built else None

@@ -12,7 +12,7 @@ import tensorflow as tf
 from horovod_quant.frontends.binsgdm import WITHOUT_ITS_COMPRESSOR
 from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.keras.averaging import Averaging
-from horovod_quant.keras.loss_scale import agree_on_overflows, inner_of, loss_scale_around, require_agreement
+from horovod_quant.keras.loss_scale import agree_on_overflows, loss_scale_around, require_agreement
 from horovod_quant.kernels import notices
 from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.optim import binsgdm_of
@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         )
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: use a text that is not empty, or None to keep the optimizer's name")
-    inner = inner_of(optimizer)
+    loss_scale, inner = _unwrapped(optimizer)
     _require_usable(inner)
     averaging = Averaging(
         compression,
@@ -115,8 +115,8 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         _require_no_float8(inner._trainable_variables)
     inner.__class__ = _distributed(_plain(type(inner)))
     vars(inner)[_SETTINGS] = averaging
-    if inner is not optimizer:
-        agree_on_overflows(optimizer)
+    if loss_scale is not None:
+        agree_on_overflows(loss_scale)
     return optimizer
 
 
@@ -182,8 +182,17 @@ def _distributed(kind: type) -> type:
 
 
 def averaging_of(optimizer: Any) -> Averaging | None:
-    """Return the `Averaging` of an optimizer, or of its inner one."""
-    return vars(inner_of(optimizer)).get(_SETTINGS)
+    """Return the `Averaging` of an optimizer, or None.
+
+    The optimizer may be inside a loss-scaling one.
+    """
+    return vars(getattr(optimizer, "inner_optimizer", optimizer)).get(_SETTINGS)
+
+
+def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer, optimizer.inner_optimizer
+    return None, optimizer
 
 
 def _require_usable(optimizer: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from horovod_quant.keras.loss_scale import inner_of
 from horovod_quant.keras.optimizer import DistributedOptimizer
 
 
@@ -40,7 +39,7 @@ def load_model(
     model = keras.saving.load_model(filepath, custom_objects=objects or None, safe_mode=safe_mode)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
-        inner = inner_of(optimizer)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
         if inner.built and model.trainable_variables and not inner._trainable_variables:
             raise ValueError(
                 f"filepath={str(filepath)!r}: Keras loads no optimizer state from such a file, and could not train on; "
