@@ -65,7 +65,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     reference = (tmp_path / "api.html").read_text()
     for anchor in (
-        "torch.GlobalQSGD", "torch.EDEN", "torch.Auto", "torch.Auto.stats", "simulator.run", "keras.optim.BinSGDM",
+        "torch.GlobalQSGD", "torch.EDEN", "torch.Auto", "torch.Auto.report", "simulator.run", "keras.optim.BinSGDM",
         "keras.DistributedOptimizer", "keras.callbacks.MetricAverageCallback",
     ):  # fmt: skip
         assert f'id="horovod_quant.{anchor}"' in reference
