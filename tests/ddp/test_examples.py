@@ -36,6 +36,15 @@ def test_trains_without_horovod(script: str, workers: int, tmp_path: Path) -> No
     assert float(fewer) > 8
 
 
+@pytest.mark.parallel
+def test_ddp_trains_with_binsgdm() -> None:
+    done = torchrun(2, [EXAMPLES / "minimal_ddp.py", "BinSGDM"])
+    assert done.returncode == 0, done.stdout[-3000:]
+    ((accuracy, fewer),) = re.findall(r"BinSGDM\(.*\): accuracy (\S+)%, (\S+)x less traffic", done.stdout)
+    assert float(accuracy) > 80
+    assert float(fewer) > 20
+
+
 @pytest.mark.parametrize("script", [*MINIMAL, *ON_TOP])
 def test_is_short(script: str) -> None:
     lines = (EXAMPLES / f"{script}.py").read_text().splitlines()
