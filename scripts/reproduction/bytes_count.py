@@ -649,10 +649,14 @@ def whole_table(figures: dict[str, Any]) -> str:
     return common.table(["seed 0", "s", "to the product", "s to 1% of the float32 loss", "load before"], rows)
 
 
-SHOWN = (*BASELINES, "ddp-powersgd-4", "global-qsgd-8", "qsgd-4", "eden-3", "eden-2-trellis", BINSGDM)
+SHOWN = (
+    *BASELINES, "ddp-powersgd-4", "global-qsgd-8", "qsgd-4", "eden-3", "eden-2-trellis", BINSGDM, "ddp-eden-2",
+    "ddp-binsgdm",
+)  # fmt: skip
 COLORS = {
     "ddp": "black", "ddp-fp16": "#999999", "ddp-bf16": "#BBBBBB", "ddp-powersgd-4": common.COLORS["powersgd"],
-    "eden-2-trellis": common.COLORS["eden-trellis"],
+    "eden-2-trellis": common.COLORS["eden-trellis"], "ddp-eden-2": common.COLORS["eden"],
+    "ddp-binsgdm": common.COLORS[BINSGDM],
 }  # fmt: skip
 
 
