@@ -36,6 +36,8 @@ with pytest.MonkeyPatch.context() as at_import:
     pytest.importorskip("triton")
     from horovod_quant.kernels import triton as kernels
     from horovod_quant.kernels.triton import each, launching, table
+    from horovod_quant.kernels.triton.jobs import Rows, layout_of
+    from horovod_quant.kernels.triton.ranges import Ranges
     from horovod_quant.kernels.triton.table import SegmentTable
 
 from conformance import suite  # noqa: E402
@@ -252,6 +254,32 @@ def test_a_batch_that_fails_launches_nothing() -> None:
     assert launching.capture(lambda: kernels.bucket_maxima(x, 32, out))
     assert not out.any()
     assert kernels.bucket_maxima(x, 32, out).all()
+
+
+intervals = st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda pair: (pair[0], sum(pair)))
+
+
+@given(added=st.lists(intervals), asked=st.lists(intervals, min_size=1))
+def test_ranges(added: list, asked: list) -> None:
+    ranges, members = Ranges(), set()
+    for low, high in added:
+        ranges.add(low, high)
+        members.update(range(low, high))
+    for low, high in asked:
+        assert ranges.meets(low, high) == bool(members & set(range(low, high)))
+
+
+def test_rows_that_depend_on_each_other() -> None:
+    def rows_of(read: Any, written: Any) -> Rows:
+        return Rows(layout_of((1,), 1), {}, DEVICE, read, written)
+
+    one = rows_of([(np.array([100, 0]), np.array([110, 10]))], [(200, 300)])
+    assert not one.meets(rows_of([(np.array([10, 110]), np.array([20, 120]))], [(300, 400)]))
+    assert not one.meets(rows_of([(100, 110)], [(10, 100)]))
+    assert one.meets(rows_of([], [(105, 106)]))
+    assert one.meets(rows_of([(0, 1000)], []))
+    assert one.meets(rows_of([], [(299, 300)]))
+    assert not one.meets(rows_of([(5, 5)], [(250, 250)]))
 
 
 # ---- what does not fit
