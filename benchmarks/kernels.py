@@ -28,6 +28,7 @@ from rich.table import Table
 
 from horovod_quant import kernels
 from horovod_quant.kernels import native, native_library, reference
+from horovod_quant.kernels.formats import CodeFormat
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
@@ -135,8 +136,9 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
     length = buckets(elements, bucket_size) + code_words(elements, 4)
     for levels, target in (("uniform", 1.7), ("exponential", 2.5)):
         for norm in ("max", "l2"):
+            codec = CodeFormat(levels, 4, norm, bucket_size)
             add(f"norms and codes, {levels}, {norm}, 4 bits", segment_kernels(k).encode_codes,
-                levels, norm, bucket_size, 4, batch, rounder, (0, length), targets=(target, 1.0))  # fmt: skip
+                codec, batch, rounder, (0, length), targets=(target, 1.0))  # fmt: skip
 
     for bits in (1, 2, 3, 4):
         words, scales = k.encode_rotated(x, bits, own_key)

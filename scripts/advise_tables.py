@@ -112,7 +112,7 @@ def beaten_by(best: Row, rows: Sequence[Row]) -> list[str]:
 
 def cluster_line(cluster: Cluster, rows: Sequence[Row]) -> str:
     best = best_of(rows)
-    shown = [row for row in best_few(rows, best) if row.name not in (best.name, NONE)]
+    shown = [row for row in best_few(rows) if row.name not in (best.name, NONE)]
     optimizers = [row for row in rows if row.own_optimizer is not None and row.refusal is None]
     quickest = min(optimizers, key=lambda row: row.step)
     cells = [

@@ -31,7 +31,7 @@ from pages import insert
 from horovod_quant import kernels
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, predict, read_bench
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
-from horovod_quant.analysis.network import DDP, MPI, Software
+from horovod_quant.analysis.network import DDP, MPI, Network, Software
 from horovod_quant.analysis.units import parse_rate, show_seconds
 from horovod_quant.frontends import methods
 
@@ -236,7 +236,7 @@ def compare(
     observed: dict[Cell, Observation] = {}
     for cell in cells:
         measured = read_bench(folder / f"{cell.name}.json")
-        observed[cell] = observe(measured, parse_rate(cell.rate), LATENCY, one_machine=True)
+        observed[cell] = observe(measured, Network(1, 1, parse_rate(cell.rate), LATENCY), one_machine=True)
     fitted = {
         fit: calibrate([observed[cell] for cell in cells if cell.calibrates and cell.fit == fit], speeds)
         for fit in dict.fromkeys(cell.fit for cell in cells)

@@ -163,6 +163,13 @@ def both_table(results: Results) -> str:
     )
 
 
+def aims_list(results: Results) -> str:
+    """Return the number of aims, and those that are missed."""
+    found = list(verdicts(results))
+    missed = [f"- {text}" for reached, text in found if not reached]
+    return "\n".join([f"{len(found) - len(missed)} of {len(found)} are reached.", "", *missed]).rstrip()
+
+
 def groups_table(folder: Path) -> str:
     """Return a table of methods and sizes of groups."""
     rows, sizes = [], []
@@ -289,6 +296,7 @@ TABLES: dict[str, dict[str, Table]] = {
         "slow": lambda folder: hosts_table(Results(folder), SLOW),
         "avx2": lambda folder: speed_ups(Results(folder).avx2),
         "both": lambda folder: both_table(Results(folder)),
+        "aims": lambda folder: aims_list(Results(folder)),
     },
     "groups": {"groups": groups_table},
     "variants": {"variants": variants_table},

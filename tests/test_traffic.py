@@ -58,7 +58,7 @@ def test_what_is_sent_again_and_again_is_added_up_when_it_is_asked_for() -> None
     for _ in range(3):
         first.times += 1
     other.times += 1
-    counter.count_all(["w", "b"], [6, 6])
+    counter.count_group(["w", "b"], [6, 6])
     for _ in range(2):
         counter.count_group(["w", "b"], [0.5, 1])
     counter.expect("b", 9)

@@ -25,7 +25,7 @@ NOT_ON_THE_PAGE = {
     "kernels/native.py": "as above",
     "kernels/native_arguments.py": "as above",
     "kernels/native_segments.py": "as above",
-    "kernels/native_table.py": "as above",
+    "kernels/segment_offsets.py": "as above",
     "kernels/entropy.py": "as above; the page has a row for all corrupt payloads",
     "kernels/reference.py": "as above",
     "kernels/rotated_sums.py": "as above",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
 from horovod_quant.analysis.groups import MIN_ELEMENTS, compressed_names
-from horovod_quant.analysis.network import DDP, NCCL, Network
+from horovod_quant.analysis.network import NCCL, Network
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.frontends import methods
@@ -241,11 +241,6 @@ def script_code(method: str, code: str, *, ddp: bool) -> str:
     return DDPS_CODE.get(method, f"state = hvq.ddp.register(ddp_model, {code})")
 
 
-def needs_horovod(optimizer: str) -> str:
-    """Return the reason why DDP cannot run this optimizer's method."""
-    return f"it belongs to the optimizer hvq.optim.{optimizer}, which works with Horovod alone"
-
-
 def with_limit(row: Row, setting: Setting, step: Step) -> Row:
     """Return the row with `break_even`, which takes the longest to compute."""
     if row.refusal is not None:
@@ -296,9 +291,6 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
         resolved(scheme, workers_of(scheme, setting.network))
     except ValueError as error:
         return str(error)
-    optimizer = inner_of(scheme).own_optimizer
-    if optimizer is not None and setting.network.controller == DDP:
-        return needs_horovod(optimizer)
     if setting.network.controller == NCCL and scheme.host_requirement() is not None:
         return f"{scheme.host_requirement()} needs the gradients in the host's memory"
     if setting.network.controller == NCCL and getattr(inner_of(scheme), "trellis", False):

@@ -20,16 +20,7 @@ from horovod_quant.analysis.cost_model import Setting, exchange_cost
 from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.analysis.network import (
-    DDP,
-    LOCAL_BANDWIDTH,
-    LOCAL_LATENCY,
-    MEASURED,
-    MOST_WORKERS,
-    Network,
-    Software,
-    default_software,
-)
+from horovod_quant.analysis.network import DDP, MEASURED, MOST_WORKERS, Network, Software, default_software
 from horovod_quant.analysis.shapes import shapes_of
 from horovod_quant.analysis.units import TIMES
 from horovod_quant.frontends import former_names, methods
@@ -156,32 +147,18 @@ def _bench(path: str | Path, found: Any) -> Bench:
     )
 
 
-def observe(
-    bench: Bench,
-    bandwidth: float,
-    latency: float,
-    *,
-    local_bandwidth: float = LOCAL_BANDWIDTH,
-    local_latency: float = LOCAL_LATENCY,
-    one_machine: bool = False,
-) -> Observation:
-    """Combine a bench with the properties of its network.
+def observe(bench: Bench, links: Network, *, one_machine: bool = False) -> Observation:
+    """Combine a bench with the links of its network.
 
     Args:
         bench: the measurement.
-        bandwidth: bytes per second of each host's link; inf for links faster than the hosts.
-        latency: seconds of a message between hosts.
-        local_bandwidth: bytes per second between two workers of a host.
-        local_latency: seconds of a message between them.
+        links: any network with the same links.
         one_machine: whether all hosts share the cores of one machine, as in a lab.
     """
-    network = Network(
-        bench.hosts,
-        bench.workers_per_host,
-        bandwidth,
-        latency,
-        local_bandwidth,
-        local_latency,
+    network = dataclasses.replace(
+        links,
+        hosts=bench.hosts,
+        workers_per_host=bench.workers_per_host,
         cores_per_worker=bench.cores / (bench.workers if one_machine else bench.workers_per_host),
         controller=bench.controller,
     )

@@ -50,24 +50,20 @@ def ddp_buckets(shapes: Shapes) -> list[list[str]]:
     return buckets if shapes else []
 
 
-def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
+def torch_cache_names(scheme: Scheme, shapes: Shapes) -> int:
     """Return the number of response cache entries of a step in PyTorch.
 
-    They are each gradient's operation, each group's collectives, and the active-rank query; None: no compression.
+    They are each gradient's operation, each group's collectives, and the active-rank query.
     """
-    if scheme is None:
-        return len(shapes)
-    groups = len(torch_groups(scheme, shapes, group_bytes))
+    groups = len(torch_groups(scheme, shapes))
     return len(shapes) + groups * len(scheme.collectives) + (groups > 0)
 
 
-def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
+def tensorflow_cache_names(scheme: Scheme, shapes: Shapes) -> int:
     """Return the number of response cache entries in TensorFlow without ``groups=``.
 
     Each gradient has separate collectives, and only workers that gather make the active-rank query.
     """
-    if scheme is None:
-        return len(shapes)
     compressed = len(compressed_names(scheme, shapes))
     gathers = any(collective.request is not Allreduce for collective in scheme.collectives)
     return len(shapes) + compressed * len(scheme.collectives) + (gathers and compressed > 0)

@@ -19,6 +19,9 @@ from horovod_quant.analysis.work import Call, Watched, cached_work_of, describe_
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 
+ELEMENTS = 2**20
+"""Elements of the measured gradient: 4 MB, more than most caches hold for long."""
+
 
 class Speed(NamedTuple):
     """Seconds per element with one worker's array, and per further worker."""
@@ -61,12 +64,7 @@ class KernelSpeeds:
         return self.kernels[call.kernel, nearest]
 
 
-def measure_kernels(
-    schemes: Iterable[Scheme],
-    *,
-    elements: int = 2**20,
-    seconds: float = 1.0,
-) -> KernelSpeeds:
+def measure_kernels(schemes: Iterable[Scheme], *, seconds: float) -> KernelSpeeds:
     """Measure the kernels of some schemes on one core of this machine.
 
     Each scheme's reduction is run on real arrays, with one worker and with four (hierarchical: four hosts of four, and
@@ -75,18 +73,12 @@ def measure_kernels(
 
     Args:
         schemes: schemes whose kernels to measure; those whose kernels others have too are left out.
-        elements: size of the gradient, a multiple of 4,096. 2^20 is 4 MB, more than most caches hold for long.
         seconds: rough total time to spend; every kernel is measured at least once.
-
-    Raises:
-        ValueError: ``elements`` is something else.
     """
-    if not isinstance(elements, (int, np.integer)) or elements < 4096 or elements % 4096:
-        raise ValueError(f"elements={elements!r}: use a multiple of 4096")
     schemes = _sufficient(schemes)
     backend = kernels.get()
     stopwatch = _Stopwatch(backend)
-    values = np.random.default_rng(0).standard_normal(elements, np.float32)
+    values = np.random.default_rng(0).standard_normal(ELEMENTS, np.float32)
     for scheme in schemes:
         share = seconds / len(schemes)
         # The first call loads the library and touches the memory.
@@ -96,9 +88,9 @@ def measure_kernels(
             for workers in _measured(scheme):
                 _run(scheme, values, workers, stopwatch.kernels)
             rounds += 1
-    to_half = _cpu_seconds(lambda: values.astype(np.float16)) / elements
+    to_half = _cpu_seconds(lambda: values.astype(np.float16)) / ELEMENTS
     half = values.astype(np.float16)
-    from_half = _cpu_seconds(lambda: half.astype(np.float32)) / elements
+    from_half = _cpu_seconds(lambda: half.astype(np.float32)) / ELEMENTS
     return KernelSpeeds(stopwatch.speeds(), (to_half, from_half))
 
 
@@ -110,7 +102,7 @@ def _sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
         found = set()
         for workers in _measured(scheme):
             with suppress(ValueError):  # too many for the scheme, which is not run then
-                work = cached_work_of(scheme, (2**20,), workers.size, workers.local_size)
+                work = cached_work_of(scheme, (ELEMENTS,), workers.size, workers.local_size)
                 found |= {(call.kernel, call.bits) for call in work.calls}
         if not found or not found <= known:
             kept.append(scheme)

@@ -17,13 +17,11 @@ def elements(shapes: Shapes) -> int:
     return sum(map(prod, shapes.values()))
 
 
-def resnet(stages: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> Shapes:
+def resnet(stages: Sequence[int]) -> Shapes:
     """ResNet of bottleneck blocks (He et al. 2016), named as in torchvision.
 
     Args:
         stages: blocks of each stage; (3, 4, 6, 3) is ResNet-50.
-        width: channels of the first stage's inner convolutions.
-        classes: outputs.
     """
     shapes: Shapes = {}
 
@@ -31,10 +29,10 @@ def resnet(stages: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int =
         shapes[f"{name}.weight"] = (outputs, inputs, kernel, kernel)
         shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (outputs,)
 
-    convolution("conv1", "bn1", 3, width, 7)
-    channels = width
+    convolution("conv1", "bn1", 3, 64, 7)
+    channels = 64
     for stage, blocks in enumerate(stages):
-        inner = width << stage
+        inner = 64 << stage
         for block in range(blocks):
             name = f"layer{stage + 1}.{block}"
             convolution(f"{name}.conv1", f"{name}.bn1", channels, inner, 1)
@@ -43,22 +41,20 @@ def resnet(stages: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int =
             if block == 0:
                 convolution(f"{name}.downsample.0", f"{name}.downsample.1", channels, 4 * inner, 1)
             channels = 4 * inner
-    _linear(shapes, "fc", channels, classes)
+    _linear(shapes, "fc", channels, 1000)
     return shapes
 
 
-def vgg(stages: Sequence[int] = (2, 2, 3, 3, 3), width: int = 64, classes: int = 1000) -> Shapes:
+def vgg(stages: Sequence[int]) -> Shapes:
     """VGG for 224x224 images (Simonyan and Zisserman 2015), named as in torchvision.
 
     Args:
         stages: convolutions of each stage; (2, 2, 3, 3, 3) is VGG-16, configuration D.
-        width: channels of the first stage; they double with each of the next three.
-        classes: outputs.
     """
     shapes: Shapes = {}
     position, channels = 0, 3
     for stage, convolutions in enumerate(stages):
-        outputs = width << min(stage, 3)
+        outputs = 64 << min(stage, 3)
         for _ in range(convolutions):
             shapes[f"features.{position}.weight"] = (outputs, channels, 3, 3)
             shapes[f"features.{position}.bias"] = (outputs,)
@@ -67,7 +63,7 @@ def vgg(stages: Sequence[int] = (2, 2, 3, 3, 3), width: int = 64, classes: int =
         position += 1  # pooling
     _linear(shapes, "classifier.0", channels * 7 * 7, 4096)
     _linear(shapes, "classifier.3", 4096, 4096)
-    _linear(shapes, "classifier.6", 4096, classes)
+    _linear(shapes, "classifier.6", 4096, 1000)
     return shapes
 
 
@@ -93,12 +89,12 @@ def bert(layers: int = 12, hidden: int = 768, vocabulary: int = 30522, positions
     return shapes
 
 
-def gpt2(layers: int = 12, hidden: int = 768, vocabulary: int = 50257, positions: int = 1024) -> Shapes:
+def gpt2(layers: int = 12, hidden: int = 768) -> Shapes:
     """GPT-2 (Radford et al. 2019), whose output shares the embedding's weights.
 
     Its linear layers keep their weights as (inputs, outputs). The defaults are the small model.
     """
-    shapes: Shapes = {"wte.weight": (vocabulary, hidden), "wpe.weight": (positions, hidden)}
+    shapes: Shapes = {"wte.weight": (50257, hidden), "wpe.weight": (1024, hidden)}
     for layer in range(layers):
         name = f"h.{layer}"
         _norm(shapes, f"{name}.ln_1", hidden)
@@ -111,20 +107,18 @@ def gpt2(layers: int = 12, hidden: int = 768, vocabulary: int = 50257, positions
     return shapes
 
 
-def gpt_neox(layers: int = 16, hidden: int = 2048, vocabulary: int = 50304, expansion: int = 4) -> Shapes:
-    """GPT-NeoX, whose output has weights of its own.
-
-    The defaults are Pythia-1B (Biderman et al. 2023).
-    """
+def pythia_1b() -> Shapes:
+    """Pythia-1B (Biderman et al. 2023): GPT-NeoX, with separate output weights."""
+    hidden, vocabulary = 2048, 50304
     shapes: Shapes = {"embed_in.weight": (vocabulary, hidden)}
-    for layer in range(layers):
+    for layer in range(16):
         name = f"layers.{layer}"
         _norm(shapes, f"{name}.input_layernorm", hidden)
         _norm(shapes, f"{name}.post_attention_layernorm", hidden)
         _linear(shapes, f"{name}.attention.query_key_value", hidden, 3 * hidden)
         _linear(shapes, f"{name}.attention.dense", hidden, hidden)
-        _linear(shapes, f"{name}.mlp.dense_h_to_4h", hidden, expansion * hidden)
-        _linear(shapes, f"{name}.mlp.dense_4h_to_h", expansion * hidden, hidden)
+        _linear(shapes, f"{name}.mlp.dense_h_to_4h", hidden, 4 * hidden)
+        _linear(shapes, f"{name}.mlp.dense_4h_to_h", 4 * hidden, hidden)
     _norm(shapes, "final_layer_norm", hidden)
     return {**shapes, "embed_out.weight": (vocabulary, hidden)}
 
@@ -142,11 +136,11 @@ def _norm(shapes: Shapes, name: str, features: int) -> None:
 
 
 MODELS = {
-    "resnet50": resnet(),
+    "resnet50": resnet((3, 4, 6, 3)),
     "resnet152": resnet((3, 8, 36, 3)),
-    "vgg16": vgg(),
+    "vgg16": vgg((2, 2, 3, 3, 3)),
     "bert-base": bert(),
     "gpt2-small": gpt2(),
-    "pythia-1b": gpt_neox(),
+    "pythia-1b": pythia_1b(),
     "tiny": bert(layers=1, hidden=64, vocabulary=300, positions=32),
 }

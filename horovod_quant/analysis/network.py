@@ -17,15 +17,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from horovod_quant.schemes.base import (
-    CROSS,
-    LOCAL,
-    Allgather,
-    Allreduce,
-    Alltoall,
-    CustomAllreduce,
-    Request,
-)
+from horovod_quant.schemes.base import CROSS, LOCAL, Allgather, Allreduce, Alltoall, Request, require_choice
 from horovod_quant.transports.traffic import sent_bytes
 
 GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
@@ -179,10 +171,7 @@ class Network:
                 raise ValueError(f"{name}={getattr(self, name)!r}: use seconds, 0 or more")
         if not 0 < self.cores_per_worker < math.inf:
             raise ValueError(f"cores_per_worker={self.cores_per_worker!r}: use a number, more than 0")
-        if self.controller not in CONTROLLERS:
-            raise ValueError(
-                f"controller={self.controller!r}: use one of {', '.join(map(repr, CONTROLLERS))}"
-            )
+        require_choice("controller", self.controller, CONTROLLERS)
 
     @property
     def workers(self) -> int:
@@ -228,7 +217,7 @@ def latency_seconds(request: Request, network: Network) -> float:
     wait for all others; under Gloo and MPI all wait for the slowest. For an allreduce NCCL takes a tree between hosts
     where that is faster: 2× its depth, and along a chain within the host (src/graph/tuning.cc of NCCL 2.8).
     """
-    directions = 2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1
+    directions = 2 if isinstance(request, Allreduce) else 1
     if network.controller != NCCL:
         latency = network.latency if network.hosts > 1 else network.local_latency
         return directions * (network.workers - 1) * latency
@@ -256,13 +245,12 @@ def turns(request: Request, network: Network) -> float:
     gathers also take longer, but by less.
     """
     software, workers = network.software, network.workers
+    factors = {Allreduce: software.allreduce, Allgather: software.allgather, Alltoall: software.alltoall}
+    own = factors[type(request)]
     if network.controller in (NCCL, DDP):
-        return {Alltoall: software.alltoall, Allgather: software.allgather}.get(
-            type(request), software.allreduce
-        )
-    if isinstance(request, (Allreduce, CustomAllreduce)):
-        return software.allreduce * (2.0 if network.controller == MPI and workers > 2 else 1.0)
-    own = software.alltoall if isinstance(request, Alltoall) else software.allgather
+        return own
+    if isinstance(request, Allreduce):
+        return own * (2.0 if network.controller == MPI and workers > 2 else 1.0)
     if network.controller == MPI:
         return own * 1.5
     if isinstance(request, Alltoall):

@@ -87,9 +87,9 @@ def is_fine(row: Row, max_nmse: float) -> bool:
     return row.own_optimizer is None and row.nmse is not None and row.nmse <= max_nmse
 
 
-def best_few(rows: Sequence[Row], best: Row, max_nmse: float = MOST_NMSE) -> list[Row]:
+def best_few(rows: Sequence[Row], max_nmse: float = MOST_NMSE) -> list[Row]:
     """Return no compression and `FEW` methods: the best, and other families' fastest."""
-    none = rows[0]
+    none, best = rows[0], best_of(rows, max_nmse)
     chosen = {} if best is none else {best.choice.family: best}
     fine = [row for row in rows[1:] if is_fine(row, max_nmse)]
     for row in sorted(fine, key=_TO_LOSS):
@@ -97,10 +97,9 @@ def best_few(rows: Sequence[Row], best: Row, max_nmse: float = MOST_NMSE) -> lis
     return [none, *sorted(list(chosen.values())[:FEW], key=_TO_LOSS)]
 
 
-def fallen_out(
-    rows: Sequence[Row], shown: Sequence[Row], best: Row, max_nmse: float = MOST_NMSE
-) -> list[str]:
+def fallen_out(rows: Sequence[Row], shown: Sequence[Row], max_nmse: float = MOST_NMSE) -> list[str]:
     """Return a line for each family left out, with the reason."""
+    best = best_of(rows, max_nmse)
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(row.choice.family, []).append(row)

@@ -58,19 +58,16 @@ def show_rate(bandwidth: float) -> str:
     """Return bytes per second as text: ``2.5 Gbit/s``."""
     if bandwidth == math.inf:
         return "no limit"
-    bits = 8 * bandwidth
-    unit, name = next(((unit, name) for unit, name in ((1e9, "G"), (1e6, "M")) if bits >= unit), (1e3, "k"))
-    return f"{_three_digits(bits / unit)} {name}bit/s"
+    return _show(8 * bandwidth, {"Gbit/s": 1e9, "Mbit/s": 1e6, "kbit/s": 1e3})
 
 
 def show_seconds(seconds: float) -> str:
     """Return seconds as text: ``350 ms``, ``1.24 s``."""
-    unit, name = next(
-        ((unit, name) for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if seconds >= unit),
-        (1e-9, "ns"),
-    )
-    return f"{_three_digits(seconds / unit)} {name}" if seconds >= 1e-9 else "0 s"
+    return _show(seconds, _SECONDS) if seconds >= 1e-9 else "0 s"
 
 
-def _three_digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+def _show(number: float, units: dict[str, float]) -> str:
+    """Return a number in the largest unit that is not above it."""
+    name = next((name for name, unit in units.items() if number >= unit), list(units)[-1])
+    number /= units[name]
+    return f"{number:,.0f} {name}" if number >= 100 else f"{number:.3g} {name}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum_words, tiles
 from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.reductions.requests import map_requests
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Request, Scheme, Workers
 
 WITH_TRELLIS = "_trellis"
@@ -165,23 +166,18 @@ def run_alone(
         start, stop = scheme.owned(str(i), len(array), workers)
         state = BinaryState(zeros(array[start:stop]), zeros(array[start:stop]), 0.9)
         gradients.append(Gradient(array, RngKey(0, str(i)), 0, state))
-    exchange = scheme.begin(gradients, workers, kernels)
-    answer: Any = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as stop:
-            decoded = stop.value
-            break
+
+    def answer(request: Any) -> Generator[Request, Any, Any]:
         yield request
         others, array = workers.size_of(request.group), request.array
         if isinstance(request, Allgather):
             resized = None if request.lengths is None else [resize(array, n) for n in request.lengths]
-            answer = resized or [array] * others
-        elif isinstance(request, Alltoall):
-            answer = [array[: request.splits[0]]] * others
-        else:
-            answer = array
+            return resized or [array] * others
+        if isinstance(request, Alltoall):
+            return [array[: request.splits[0]]] * others
+        return array
+
+    decoded = yield from map_requests(scheme.begin(gradients, workers, kernels), answer)
     for i, array in enumerate(values):
         decoded.write(i, 1.0, zeros(array))
 

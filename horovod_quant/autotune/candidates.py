@@ -64,16 +64,11 @@ def find(
         on_device: whether candidates must work without arrays in host memory.
         inside: see `Hierarchical`.
     """
-    fitting = [
-        found
-        for family in _families(kinds)
-        for found in _narrowest(family, max_nmse, workers, hierarchical, on_device, inside)
-    ]
     most_bits = ring_allreduce_bytes(32, workers.size)
     kept: list[Candidate] = []
-    for candidate in sorted(fitting, key=lambda each: (each.bits_sent, _takes_longer(each), _nmse(each))):
-        alike = [each for each in kept if _wire(each, workers) == _wire(candidate, workers)]
-        if candidate.bits_sent < most_bits and not any(_replaces(each, candidate) for each in alike):
+    fitting = _fitting(_families(kinds), max_nmse, workers, hierarchical, on_device, inside)
+    for candidate in sorted(fitting, key=_order):
+        if candidate.bits_sent < most_bits and not any(_replaces(each, candidate, workers) for each in kept):
             kept.append(candidate)
     return tuple(kept[:MOST])
 
@@ -89,12 +84,7 @@ def any_of(
 
     Faster than `find`.
     """
-    fitting = (
-        found
-        for family in _families(kinds)[::-1]
-        for found in _narrowest(family, max_nmse, workers, hierarchical, on_device)
-    )
-    return next(fitting, None)
+    return next(_fitting(_families(kinds)[::-1], max_nmse, workers, hierarchical, on_device), None)
 
 
 def usable() -> tuple[type[Scheme], ...]:
@@ -169,25 +159,26 @@ def _families(kinds: tuple[type[Scheme], ...]) -> list[methods.Family]:
     return [family for family in methods.every_family() if family.members[0].scheme_class in kinds]
 
 
-def _narrowest(
-    family: methods.Family,
+def _fitting(
+    families: Iterable[methods.Family],
     max_nmse: float,
     workers: Workers,
     hierarchical: bool,
     on_device: bool,
     inside: Inside = FLOAT32,
 ) -> Iterator[Candidate]:
-    """Yield the narrowest method of a short name within ``max_nmse``."""
-    for method in family.members:
-        scheme = method.scheme()
-        assert scheme is not None
-        if on_device and scheme.host_requirement() is not None:
-            continue
-        with suppress(ValueError):  # too few bits for the number of workers
-            found = _candidate(method.name, scheme, workers, hierarchical, inside)
-            if found.nmse is not None and found.nmse <= max_nmse:
-                yield found
-                return
+    """Yield the narrowest method of each family within ``max_nmse``."""
+    for family in families:
+        for method in family.members:
+            scheme = method.scheme()
+            assert scheme is not None
+            if on_device and scheme.host_requirement() is not None:
+                continue
+            with suppress(ValueError):  # too few bits for the number of workers
+                found = _candidate(method.name, scheme, workers, hierarchical, inside)
+                if found.nmse is not None and found.nmse <= max_nmse:
+                    yield found
+                    break
 
 
 def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool, inside: Inside) -> Candidate:
@@ -207,36 +198,22 @@ def bits_sent(scheme: Scheme, workers: Workers) -> float:
     return 8 * sent / _ELEMENTS
 
 
-def _wire(candidate: Candidate, workers: Workers) -> list[type]:
-    """Return the types of its collectives."""
+def _order(candidate: Candidate) -> tuple[float, bool, float]:
+    """Return the sort key: bits, then whether it computes more, then nmse."""
     assert candidate.scheme is not None
-    return [each.request for each in candidate.scheme.for_workers(workers).collectives]
+    return candidate.bits_sent, inner_of(candidate.scheme).extra_compute, candidate.nmse or 0.0
 
 
-def _replaces(one: Candidate, other: Candidate) -> bool:
-    """True if a candidate makes another one redundant.
-
-    The first sends no more, by the same collectives.
-    """
-    if _kind(one) is _kind(other):
+def _replaces(one: Candidate, other: Candidate, workers: Workers) -> bool:
+    """True if a candidate that sends no more makes another one redundant."""
+    assert one.scheme is not None
+    assert other.scheme is not None
+    schemes = (one.scheme, other.scheme)
+    wires = [[each.request for each in scheme.for_workers(workers).collectives] for scheme in schemes]
+    if wires[0] != wires[1]:
+        return False
+    if type(inner_of(one.scheme)) is type(inner_of(other.scheme)):
         return True
-    return _nmse(one) <= _nmse(other) and (_needs_host(other) or not _needs_host(one))
-
-
-def _kind(candidate: Candidate) -> type[Scheme]:
-    assert candidate.scheme is not None
-    return type(inner_of(candidate.scheme))
-
-
-def _takes_longer(candidate: Candidate) -> bool:
-    assert candidate.scheme is not None
-    return inner_of(candidate.scheme).extra_compute
-
-
-def _needs_host(candidate: Candidate) -> bool:
-    assert candidate.scheme is not None
-    return candidate.scheme.host_requirement() is not None
-
-
-def _nmse(candidate: Candidate) -> float:
-    return float("inf") if candidate.nmse is None else candidate.nmse
+    if one.scheme.host_requirement() is not None and other.scheme.host_requirement() is None:
+        return False
+    return (one.nmse or 0.0) <= (other.nmse or 0.0)

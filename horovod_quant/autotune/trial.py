@@ -151,12 +151,9 @@ class Report(NamedTuple):
 
         If no compression is chosen, divided by that of the fastest method. None where they were not measured.
         """
-        none, best = self._none, self._best
+        none = next((each for each in self.measurements if each.method == NONE), None)
+        best = self._best
         return None if none is None or best is None else none.step / best.step
-
-    @property
-    def _none(self) -> Measurement | None:
-        return next((each for each in self.measurements if each.method == NONE), None)
 
     @property
     def _best(self) -> Measurement | None:

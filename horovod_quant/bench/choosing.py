@@ -39,22 +39,20 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
         variants: the measured variants, which need not all be methods.
         results: see `report.results`, one for each variant.
     """
-    rows = [
-        _row(variant, result) for variant, result in zip(variants, results) if _is_usable(variant, result)
-    ]
+    rows = [_row(variant, result) for variant, result in zip(variants, results) if variant.method is not None]
     none = next((row for row in rows if row.name == NONE), None)
     if none is None:
         return None
     best = best_of(rows)
     if best is none:
-        text = f"{NOTHING_FASTER}: with an nmse up to {MOST_NMSE:g} none is {LEAST_SPEED_UP - 1:.0%} faster"
-        return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(rows, none)]))
-    text = (
-        f"with {best.name} step communication takes {show_seconds(best.exchange)} instead of "
-        f"{show_seconds(none.exchange)}, {best.speed_up:.2f}x faster, and the average's nmse is "
-        f"{best.nmse:.2g}; up to {MOST_NMSE:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
-        f"steps, also on other clusters."
-    )
+        text = f"{NOTHING_FASTER}: with an nmse up to {MOST_NMSE:g} none is {LEAST_SPEED_UP - 1:.0%} faster."
+    else:
+        text = (
+            f"with {best.name} step communication takes {show_seconds(best.exchange)} instead of "
+            f"{show_seconds(none.exchange)}, {best.speed_up:.2f}x faster, and the average's nmse is "
+            f"{best.nmse:.2g}; up to {MOST_NMSE:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
+            f"steps, also on other clusters."
+        )
     return Chosen(best.name, best.choice.code, " ".join([text, *_optimizers(rows, best)]))
 
 
@@ -64,10 +62,6 @@ def lines(chosen: Chosen, framework: str) -> list[str]:
     imported = f" (import horovod_quant.{module} as hvq)" if chosen.code.startswith("hvq.") else ""
     code = script_code(chosen.method, chosen.code, ddp=framework == DDP)
     return [f"In the script{imported}: {code}", f"Why: {chosen.reason}"]
-
-
-def _is_usable(variant: Variant, result: dict[str, Any]) -> bool:
-    return variant.method is not None and result["speed_up"] is not None
 
 
 def _row(variant: Variant, result: dict[str, Any]) -> Row:

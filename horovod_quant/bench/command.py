@@ -15,7 +15,6 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels
-from horovod_quant.analysis.advice import needs_horovod
 from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench import choosing, report
@@ -24,7 +23,7 @@ from horovod_quant.bench.memory import free_bytes, memory_problem
 from horovod_quant.bench.rounds import EXCHANGES, Bench, Found
 from horovod_quant.bench.variants import DDP, Options, Variant
 from horovod_quant.cli.launch_context import HOROVOD, TORCHRUN, find_launch_context
-from horovod_quant.cli.problem import Problem, check_file, give_up_output, write_line
+from horovod_quant.cli.problem import Problem, check_file, check_plot, give_up_output, write_line
 
 LAUNCHERS = ("horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python")
 """Example launchers of two workers with Horovod and with DDP."""
@@ -82,7 +81,7 @@ class Run:
         self.bench: Any = None
         self.gradients: Any = None
         self._saved = -EVERY
-        self._first = is_first()
+        self._first = launch_rank() == 0
 
     # ---- methods that benchmarks may override --------------------------------------------------------------------
 
@@ -96,8 +95,6 @@ class Run:
 
     def refusal(self, variant: Variant) -> str | None:
         """Return why a variant cannot be measured here, or None."""
-        if self.plan.framework == DDP and variant.own_optimizer is not None:
-            return needs_horovod(variant.own_optimizer)
         return variant.refusal(self.bench.size)
 
     def more(self) -> None:
@@ -295,13 +292,9 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
     return kind(plan).main()
 
 
-def is_first() -> bool:
-    """True on the worker that prints, under Horovod or torchrun."""
-    return launch_rank() == 0
-
-
 def launch_rank() -> int:
-    return find_launch_context(os.environ, (*HOROVOD, TORCHRUN)).rank
+    """Return the rank that the launcher gave, 0 without one."""
+    return find_launch_context((*HOROVOD, TORCHRUN)).rank
 
 
 def failure(program: str, problem: str, first: bool) -> int:
@@ -322,24 +315,15 @@ def failure(program: str, problem: str, first: bool) -> int:
 
 def check_output(json: str | None, plot: str | None) -> None:
     """Raise `Problem` unless the results can be shown and the files written."""
-    modules = ["rich.box", "rich.console", "rich.table"]
-    if plot is not None:
-        modules += ["matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"]
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            name = module.partition(".")[0]
-            raise Problem(f"{name} is not installed: pip install {name}") from None
-    for argument, path in (("--json", json), ("--plot", plot)):
+    try:
+        from rich import box, console, table  # noqa: F401
+    except ImportError:
+        raise Problem("rich is not installed: pip install rich") from None
+    for argument, path, check in (("--json", json, check_file), ("--plot", plot, check_plot)):
         if path is not None:
             if os.path.exists(path) and not os.path.isfile(path):
                 raise Problem(f"{argument}: {path} is not a file")
-            check_file(argument, path)
-    if plot is not None:
-        extension, usable = os.path.splitext(plot)[1][1:].lower(), report.plot_formats()
-        if extension not in usable:
-            raise Problem(f"--plot: {plot!r} must end in one of .{', .'.join(usable)}")
+            check(argument, path)
 
 
 def is_loss(error: Exception) -> bool:

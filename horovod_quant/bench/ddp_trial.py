@@ -107,15 +107,23 @@ class Trial(TorchTrial):
             # It allocates memory in its first reduction, and reuses it from the second on.
             self.warm_up = START_POWERSGD + 3
         # PowerSGD feeds its error back in later steps, so the nmse of one step has no meaning.
-        self.has_average = self._powersgd is None
+        self.has_average = self._powersgd is None and variant.own_optimizer is None
         self._called = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **buckets)
         self._state: Any = None
+        self._optimizer: Any = None
         if variant.ours:
-            self._state = hvq.ddp.register(self._called, variant.compression(None, hvq))
+            own = variant.own_optimizer
+            self._optimizer = None if own is None else getattr(hvq.optim, own)(self._parameters)
+            self._state = hvq.ddp.register(self._called, variant.compression(None, hvq), self._optimizer)
         elif self._powersgd is not None:
             self._called.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif hook is not None:
             self._called.register_comm_hook(None, hook)
+
+    def prepare(self, keep: bool = False) -> None:
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()  # it makes no step
+        super().prepare(keep)
 
     def bytes_sent(self) -> float:
         """Return the bytes this worker has sent; for PowerSGD, since its start."""

@@ -23,26 +23,21 @@ def free_bytes() -> int | None:
     return min(found, default=None)
 
 
-def needed_bytes(shapes: Shapes, variants: Sequence[Variant], workers: int, workers_per_host: int) -> int:
-    """Return a lower bound of the memory that a host's workers allocate.
-
-    Each has the gradients twice, in float32, momentum and scale for each method that is an optimizer, and its share of
-    the exact average, in float64.
-    """
-    states = sum(variant.own_optimizer is not None for variant in variants)
-    count = elements(shapes)
-    return workers_per_host * (4 * count * (2 + 2 * states) + 8 * count // workers)
-
-
 def memory_problem(
     shapes: Shapes, variants: Sequence[Variant], workers: int, workers_per_host: int, free: int | None
 ) -> str:
-    """Return why the gradients do not fit into host memory, or ""."""
-    needed = needed_bytes(shapes, variants, workers, workers_per_host)
+    """Return why the gradients do not fit into host memory, or "".
+
+    Each worker has the gradients twice, in float32, momentum and scale for each method that is an optimizer, and its
+    share of the exact average, in float64. That is a lower bound of the memory.
+    """
+    states = sum(variant.own_optimizer is not None for variant in variants)
+    count = elements(shapes)
+    needed = workers_per_host * (4 * count * (2 + 2 * states) + 8 * count // workers)
     if free is None or needed <= free:
         return ""
     return (
-        f"--model, --shapes: {elements(shapes):,} elements need {needed / 1e9:,.1f} GB of memory on a host with "
+        f"--model, --shapes: {count:,} elements need {needed / 1e9:,.1f} GB of memory on a host with "
         f"{workers_per_host} of the workers, and {free / 1e9:,.1f} GB are free; use fewer elements, or fewer workers "
         f"on each host"
     )

@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 COUNTERS = Path("/proc/self/net/dev")
@@ -21,39 +21,33 @@ class Counter:
 
     Args:
         peers: names of the other hosts. With any, the interface to them is read, otherwise the loopback interface.
-        environment: environment variables, in which Horovod's launcher names Gloo's interface.
-        counters: Linux's file of counters.
+            Horovod's launcher may have named that interface, in HOROVOD_GLOO_IFACE.
 
     Attributes:
         names: names of the interfaces that are read; empty if they cannot be read.
     """
 
-    def __init__(
-        self,
-        peers: Sequence[str],
-        environment: Mapping[str, str] = os.environ,
-        counters: Path = COUNTERS,
-    ) -> None:
-        self._file = counters
-        there = self._read()
-        chosen = (environment.get("HOROVOD_GLOO_IFACE") or interface_to(peers[0])) if peers else "lo"
-        self.names = [chosen] if chosen in there else []
+    def __init__(self, peers: Sequence[str]) -> None:
+        chosen = (os.environ.get("HOROVOD_GLOO_IFACE") or interface_to(peers[0])) if peers else "lo"
+        self.names = [chosen] if chosen in _counted() else []
 
     def bytes_sent(self) -> float | None:
         """Return the bytes sent since the host was started.
 
         Returns None if they cannot be read.
         """
-        counted = self._read()
+        counted = _counted()
         return float(sum(counted[name] for name in self.names)) if self.names else None
 
-    def _read(self) -> dict[str, int]:
-        try:
-            lines = self._file.read_text().splitlines()[2:]
-        except OSError:
-            return {}
-        pairs = (line.split(":") for line in lines)
-        return {name.strip(): int(numbers.split()[_SENT]) for name, numbers in pairs}
+
+def _counted() -> dict[str, int]:
+    """Return the bytes that each interface has sent; none if unreadable."""
+    try:
+        lines = COUNTERS.read_text().splitlines()[2:]
+    except OSError:
+        return {}
+    pairs = (line.split(":") for line in lines)
+    return {name.strip(): int(numbers.split()[_SENT]) for name, numbers in pairs}
 
 
 def interface_to(host: str) -> str | None:

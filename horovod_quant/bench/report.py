@@ -95,6 +95,7 @@ def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
         rows.add_column(column, justify="right", no_wrap=True)
     for result in found:
         wall, cpu = 1e3 * np.array(result["wall_seconds"]), 1e3 * np.array(result["cpu_seconds"])
+        counted = result["interface_bytes_sent"]
         rows.add_row(
             result["method"],
             f"{np.median(wall):,.1f}",
@@ -102,7 +103,7 @@ def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
             shown(result["speed_up"], 2),
             f"{np.median(cpu):,.1f}",
             shown(1e-6 * result["bytes_sent"], 2),
-            shown(_megabytes(result["interface_bytes_sent"]), 2),
+            "" if counted is None else f"{1e-6 * counted:,.2f}",
             "" if result["nmse"] is None else f"{result['nmse']:.2g}",
         )
     return rows
@@ -129,19 +130,8 @@ def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
     return " ".join(lines)
 
 
-def _megabytes(size: float | None) -> float | None:
-    return None if size is None else 1e-6 * size
-
-
 def shown(number: float | None, digits: int = 1) -> str:
     return "" if number is None else f"{number:,.{digits}f}"
-
-
-def plot_formats() -> list[str]:
-    """Return the supported file name extensions, without dots; needs matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    return list(FigureCanvasAgg.get_supported_filetypes())
 
 
 def plot(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> None:
@@ -151,11 +141,9 @@ def plot(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> Non
 
 def bars(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
     """Return the figure of `plot`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 0.35 * len(found)), layout="constrained")
-    FigureCanvasAgg(figure)
     time, size = figure.subplots(1, 2, sharey=True)
     positions = np.arange(len(found))
     wall = [1e3 * np.array(result["wall_seconds"]) for result in found]

@@ -31,7 +31,7 @@ from horovod_quant.analysis.calibration import Observation, calibrate
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.network import DDP, NCCL, default_software
-from horovod_quant.analysis.recommendation import best_few, best_of, fallen_out, recommend
+from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
 from horovod_quant.analysis.steps import Step
 from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_input import (
@@ -46,7 +46,7 @@ from horovod_quant.cli.advise_input import (
     read_step,
 )
 from horovod_quant.cli.advise_report import Found, as_json, text
-from horovod_quant.cli.problem import Problem, check_file, write_file
+from horovod_quant.cli.problem import Problem, check_file, check_plot, write_file
 from horovod_quant.frontends import methods
 from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int, require_number
@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json not in (None, "-"):
         check_file("--json", arguments.json)
     if arguments.plot is not None:
-        check_file("--plot", arguments.plot)
-        with Problem.of("--plot"):
-            advise_plot.check(arguments.plot)
+        check_plot("--plot", arguments.plot)
     with Problem.of(""):
         kernels.get()
         require_int("--group-bytes", arguments.group_bytes, 1, 2**62)
@@ -112,8 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.plot is not None:
             drawn = rows
             if len(rows) > advise_plot.MOST_CURVES:
-                drawn = best_few(rows, best_of(rows, arguments.max_nmse), arguments.max_nmse)
-                drawn = drawn[: advise_plot.MOST_CURVES]
+                drawn = best_few(rows, arguments.max_nmse)[: advise_plot.MOST_CURVES]
             title = f"{arguments.model or 'own shapes'}{', modelled' if network.controller == NCCL else ''}"
             with Problem.of("--plot"):
                 advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
@@ -133,14 +130,13 @@ def sort_out(
 ) -> Found:
     """Return the recommendation, rows to show, and reasons against other methods."""
     limit = arguments.max_nmse
-    few = {row.name for row in best_few(rows, best_of(rows, limit), limit)}
+    few = {row.name for row in best_few(rows, limit)}
     named = {row.name for row in rows} if arguments.methods else few
     rows = [advice.with_limit(row, setting, step) if row.name in named else row for row in rows]
     shown, out = rows, []
     if not arguments.methods and not arguments.all:
-        shown = [row for row in rows if row.name in few]
-        shown.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
-        out = fallen_out(rows, shown, best_of(rows, limit), limit)
+        shown = best_few(rows, limit)
+        out = fallen_out(rows, shown, limit)
     asked = [row for row in rows if row.name in named]
     assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_nmse=limit)
     advised = recommend(rows, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import get_args
 
 from horovod_quant.analysis import advice
@@ -227,16 +228,9 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[
     for given in arguments.calibrate:
         path, at, rate = given.rpartition("@") if "@" in given else (given, "", "")
         with Problem.of("--calibrate"):
-            bandwidth = parse_rate(rate) if at else network.bandwidth
+            links = replace(network, bandwidth=parse_rate(rate)) if at else network
             bench = read_bench(path)
-            observed = observe(
-                bench,
-                bandwidth,
-                network.latency,
-                local_bandwidth=network.local_bandwidth,
-                local_latency=network.local_latency,
-            )
-            found.append(observed)
+            found.append(observe(bench, links))
         warnings += doubts(path, bench, network)
     controllers = {observation.network.controller for observation in found}
     if len(controllers | ({arguments.controller} - {None})) > 1:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,20 +21,6 @@ SPAN = 100.0
 """Factor between the given bandwidth and the smallest and largest plotted one."""
 
 _USUAL_BANDWIDTH = 1.25e9
-
-
-def check(path: str) -> None:
-    """Raise an error early if the plot cannot be drawn.
-
-    Raises:
-        ValueError: matplotlib does not write such files.
-    """
-    known = _canvas().get_supported_filetypes()
-    ending = os.path.splitext(path)[1].lstrip(".").lower()
-    if ending not in known:
-        raise ValueError(
-            f"{path!r}: its name must end in one of {', '.join(f'.{name}' for name in sorted(known))}"
-        )
 
 
 def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step: Step) -> None:
@@ -103,11 +87,3 @@ def step_times(choice: Choice, settings: Sequence[Setting], step: Step) -> list[
         math.nan if refusal_of(choice, setting) else step_seconds(choice.method, setting, step)
         for setting in settings
     ]
-
-
-def _canvas() -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        raise ValueError("matplotlib is missing: pip install matplotlib") from None
-    return FigureCanvasAgg

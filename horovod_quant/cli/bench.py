@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 
 from horovod_quant import kernels
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.shapes import parse_shapes
-from horovod_quant.bench.command import LAUNCHERS, Plan, is_first, run_plan
+from horovod_quant.bench.command import LAUNCHERS, Plan, launch_rank, run_plan
 from horovod_quant.bench.enough import PRECISION
 from horovod_quant.bench.variants import DDP, DDPS_OWN, Options, Variant
 from horovod_quant.cli import probe
@@ -86,10 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _rounds(text: str) -> int | str:
-    """Return a number of rounds, or `AUTO`."""
+def _rounds(text: str) -> int | None:
+    """Return a number of rounds; None for `AUTO`."""
     if text == AUTO:
-        return text
+        return None
     try:
         return int(text)
     except ValueError:
@@ -109,7 +108,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
         raise Problem("--group-bytes: with DDP its buckets are the groups; leave it out")
     if is_ddp and arguments.framework not in (None, "torch"):
         raise Problem(f"--transport ddp runs only with PyTorch; leave out --framework {arguments.framework}")
-    if arguments.methods is not None and is_first():
+    if arguments.methods is not None and launch_rank() == 0:
         former_names.warn_of_another_meaning(arguments.methods)
     variants: list[Variant] = []
     usual = compared() if arguments.methods is None else arguments.methods
@@ -121,10 +120,10 @@ def plan(arguments: argparse.Namespace) -> Plan:
         variant = Variant(name if method is None else method.name, method, group_bytes, arguments.seed)
         if variant not in variants:
             variants.append(variant)
-    if is_ddp and find_launch_context(os.environ, [TORCHRUN]).size == 0:
+    if is_ddp and find_launch_context([TORCHRUN]).size == 0:
         raise Problem(f"--transport ddp: start it with {LAUNCHERS[True]} horovod-quant bench --transport ddp")
     with Problem.of(""):
-        if arguments.rounds != AUTO:
+        if arguments.rounds is not None:
             require_int("--rounds", arguments.rounds, 1, 10**6)
         require_int("--group-bytes", group_bytes, 1, 2**62)
         require_int("--seed", arguments.seed, 0, 2**63 - 1)
@@ -149,7 +148,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
         shapes=shapes,
         variants=variants,
         options=Options(),
-        rounds=None if arguments.rounds == AUTO else arguments.rounds,
+        rounds=arguments.rounds,
         seed=arguments.seed,
         json=arguments.json,
         plot=arguments.plot,

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return 1 if there is a problem."""
-    place = find_launch_context(os.environ)
+    place = find_launch_context()
     with Problem.of(""):
         require_number("--timeout", arguments.timeout, *TIMEOUTS)
     wanted = [arguments.framework] if arguments.framework else list(FRAMEWORKS)

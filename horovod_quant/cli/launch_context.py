@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod_quant.cli.problem import Problem
@@ -17,31 +18,23 @@ TORCHRUN = ("RANK", "WORLD_SIZE")
 
 
 class LaunchContext(NamedTuple):
-    """Position of this process among the workers.
-
-    Attributes:
-        size: number of workers; 0 without a launcher.
-        gloo: True if Horovod's Gloo controller will run.
-    """
+    """Position of this process among the workers; size 0 without a launcher."""
 
     rank: int
     size: int
-    gloo: bool
 
 
-def find_launch_context(
-    environment: Mapping[str, str], launchers: Sequence[tuple[str, str]] = HOROVOD
-) -> LaunchContext:
+def find_launch_context(launchers: Sequence[tuple[str, str]] = HOROVOD) -> LaunchContext:
     """Return the position that the launcher has written into the environment.
 
     Raises:
         Problem: it is not what a launcher writes.
     """
-    for rank, size in launchers:
-        if rank in environment and size in environment:
-            gloo = "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environment
-            for name in (rank, size):
-                with Problem.of(f"{name}={environment[name]!r}"):
-                    int(environment[name])
-            return LaunchContext(int(environment[rank]), int(environment[size]), gloo)
-    return LaunchContext(0, 0, False)
+    for names in launchers:
+        if all(name in os.environ for name in names):
+            found = []
+            for name in names:
+                with Problem.of(f"{name}={os.environ[name]!r}"):
+                    found.append(int(os.environ[name]))
+            return LaunchContext(*found)
+    return LaunchContext(0, 0)

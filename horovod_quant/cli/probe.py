@@ -216,11 +216,7 @@ class Probe:
             of_all = np.stack([integers(bits, rank) for rank in range(hvd.size())])
             own = of_all[hvd.rank()]
             for name, (operation, combine) in operations.items():
-                result = self.array(
-                    hvd.allreduce(
-                        self.tensor(own), op=operation, name=f"horovod_quant.doctor.{name}.int{bits}"
-                    )
-                )
+                result = self.allreduce(own, operation, f"{name}.int{bits}")
                 expected = combine.reduce(of_all, axis=0, dtype=own.dtype)
                 if result.dtype != own.dtype or not np.array_equal(result, expected):
                     found.append(f"int{bits} {name}")
@@ -250,15 +246,13 @@ class Probe:
             begin = time.perf_counter()
             hvd.allreduce(tensor, op=hvd.Sum, name=f"horovod_quant.doctor.{elements}")
             found.append(time.perf_counter() - begin)
-        own = self.tensor(np.array([min(found[1:])], np.float64))
-        return float(
-            self.array(hvd.allreduce(own, op=hvd.Max, name=f"horovod_quant.doctor.{elements}.seconds"))[0]
-        )
+        fastest = np.array([min(found[1:])], np.float64)
+        return float(self.allreduce(fastest, hvd.Max, f"{elements}.seconds")[0])
 
     def gather(self, about: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the facts of all workers, in rank order."""
         line = np.frombuffer(json.dumps(about).encode() + b"\n", np.uint8).copy()
-        gathered = self.array(self._hvd.allgather(self.tensor(line), name="horovod_quant.doctor.workers"))
+        gathered = self._hvd.allgather(self.tensor(line), name="horovod_quant.doctor.workers").numpy()
         return [json.loads(line) for line in gathered.tobytes().splitlines()]
 
     def tensor(self, array: np.ndarray) -> Any:
@@ -266,8 +260,9 @@ class Probe:
             return self._framework.from_numpy(array.copy())
         return self._framework.constant(array)
 
-    def array(self, tensor: Any) -> np.ndarray:
-        return tensor.numpy()
+    def allreduce(self, array: np.ndarray, op: Any, name: str) -> np.ndarray:
+        name = f"horovod_quant.doctor.{name}"
+        return self._hvd.allreduce(self.tensor(array), op=op, name=name).numpy()
 
 
 def integers(bits: int, rank: int) -> np.ndarray:

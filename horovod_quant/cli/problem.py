@@ -106,6 +106,19 @@ def check_file(argument: str, path: str) -> None:
                     os.unlink(os.path.realpath(each))
 
 
+def check_plot(argument: str, path: str) -> None:
+    """Raise `Problem` unless matplotlib can write a plot there."""
+    check_file(argument, path)
+    with Problem.of(argument):
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+        except ImportError:
+            raise ValueError("matplotlib is missing: pip install matplotlib") from None
+        endings = [f".{name}" for name in sorted(FigureCanvasAgg.get_supported_filetypes())]
+        if os.path.splitext(path)[1].lower() not in endings:
+            raise ValueError(f"{path!r}: its name must end in one of {', '.join(endings)}")
+
+
 def write_file(path: str, text: str) -> None:
     """Write a file atomically, or to a pipe or device directly.
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from horovod_quant.kernels.layout import TILE
-from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels, split_points
+from horovod_quant.kernels.layout import TILE, split_points
+from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 
 class Codec(ABC):

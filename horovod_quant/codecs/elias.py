@@ -10,8 +10,8 @@ import numpy as np
 
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.layout import buckets, code_words
-from horovod_quant.kernels.segments import Batch, Rounder, split_points
+from horovod_quant.kernels.layout import buckets, code_words, split
+from horovod_quant.kernels.segments import Batch, Rounder
 
 STREAM_ELEMENTS = 2**28
 """Maximum elements in an Elias stream: whole tiles; `entropy` can count up to 2× this number."""
@@ -26,11 +26,10 @@ class Body:
 
     def __init__(self, body: np.ndarray, codec: EliasCodes, elements: Sequence[int]) -> None:
         counts = [len(stream_bounds(count)) for count in elements]
-        norm_at = split_points([buckets(count, codec.fixed.bucket_size) for count in elements])
-        norms, streams = open_body(body, norm_at[-1], sum(counts))
-        stream_at = split_points(counts)
-        self.norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(elements))]
-        self.streams = [streams[stream_at[i] : stream_at[i + 1]] for i in range(len(elements))]
+        norm_counts = [buckets(count, codec.fixed.bucket_size) for count in elements]
+        norms, streams = open_body(body, sum(norm_counts), sum(counts))
+        self.norms = split(norms, norm_counts)
+        self.streams = split(streams, counts)
 
 
 @dataclass(frozen=True)
@@ -125,5 +124,4 @@ def open_body(body: np.ndarray, norm_count: int, streams: int) -> tuple[np.ndarr
     norms = body[8 * streams : norms_end].copy().view(np.float32)
     if min(lengths, default=0) < 0 or norms_end + sum(lengths) != len(body):
         raise CorruptPayloadError(f"corrupt payload: streams of {lengths} bytes in {len(body)} bytes")
-    at = [norms_end + offset for offset in split_points(lengths)]
-    return norms, [body[at[i] : at[i + 1]] for i in range(streams)]
+    return norms, split(body[norms_end:], lengths)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_quant.codecs.base import Codec
-from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels, split_points
+from horovod_quant.kernels.layout import split
+from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,7 @@ class Floats(Codec):
         """Return the averages over payloads of exactly these segments."""
         if self.dtype != "float32":
             payloads = [_as_float32(kernels, payload) for payload in payloads]
-        mean = kernels.mean(payloads)
-        bounds = split_points(batch.elements)
-        return [mean[start:stop] for start, stop in zip(bounds, bounds[1:])]
+        return split(kernels.mean(payloads), batch.elements)
 
 
 def _as_float32(kernels: Any, array: Any) -> Any:

@@ -9,25 +9,17 @@ from typing import Any
 
 from horovod_quant.codecs.base import Codec
 from horovod_quant.codecs.rounding_error import gaussian_nmse, level_set
+from horovod_quant.kernels.formats import CodeFormat
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 
 @dataclass(frozen=True)
-class NormsAndCodes(Codec):
+class NormsAndCodes(CodeFormat, Codec):
     """Stochastic rounding to levels between 0 and a bucket's norm.
 
-    Args:
-        levels: ``"uniform"`` or ``"exponential"``.
-        bits: width of a code.
-        norm: ``"l2"`` or ``"max"``.
-        bucket_size: number of elements that share a norm.
+    Its arguments are those of `CodeFormat`.
     """
-
-    levels: str
-    bits: int
-    norm: str
-    bucket_size: int
 
     @property
     def align(self) -> int:
@@ -42,15 +34,7 @@ class NormsAndCodes(Codec):
         return gaussian_nmse(grid, self.norm, self.bucket_size, rounding, workers)
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
-        return segment_kernels(kernels).encode_codes(
-            self.levels,
-            self.norm,
-            self.bucket_size,
-            self.bits,
-            batch,
-            rounder,
-            self.offsets(batch.elements),
-        )
+        return segment_kernels(kernels).encode_codes(self, batch, rounder, self.offsets(batch.elements))
 
     def decode(
         self,
@@ -62,6 +46,4 @@ class NormsAndCodes(Codec):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        return segment_kernels(kernels).decode_codes(
-            self.levels, self.bucket_size, self.bits, payloads, at, factor, outs
-        )
+        return segment_kernels(kernels).decode_codes(self, payloads, at, factor, outs)

@@ -8,8 +8,9 @@ from typing import Any
 
 from horovod_quant.codecs.base import REDUCER, Codec
 from horovod_quant.kernels import rotation, trellis
-from horovod_quant.kernels.layout import code_words, tiles
-from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.formats import RotatedFormat
+from horovod_quant.kernels.layout import tiles
+from horovod_quant.kernels.rotation import rotated_words
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 LARGEST_STEP = 2**31 - 1
@@ -17,30 +18,22 @@ LARGEST_STEP = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class RotatedCodes(Codec):
+class RotatedCodes(RotatedFormat, Codec):
     """A step word that selects the rotation, and codes.
 
     The step is a local count of the encoding rank. A receiver's count may differ: after a worker has joined later, has
-    failed in the middle of a step, or has missed steps after ``hvd.join()``.
-
-    Args:
-        bits: width of a code.
-        trellis: True if the codes are trellis-coded.
+    failed in the middle of a step, or has missed steps after ``hvd.join()``. Its arguments are those of
+    `RotatedFormat`.
     """
 
-    bits: int
-    trellis: bool = False
-
     def words(self, elements: int) -> int:
-        return min(elements, 1) + code_words(rotated_elements(elements), self.bits) + tiles(elements)
+        return min(elements, 1) + rotated_words(elements, self.bits) + tiles(elements)
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder, step_words: Any = None) -> Any:
         at = self.offsets(batch.elements)
         if step_words is None:
             batch = batch.with_steps([step & LARGEST_STEP for step in batch.steps])
-        return segment_kernels(kernels).encode_rotated(
-            self.bits, self.trellis, batch, rounder, at, step_words
-        )
+        return segment_kernels(kernels).encode_rotated(self, batch, rounder, at, step_words)
 
     def decode(
         self,
@@ -52,9 +45,7 @@ class RotatedCodes(Codec):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        return segment_kernels(kernels).decode_rotated(
-            self.bits, self.trellis, batch, domain, payloads, at, factor, outs
-        )
+        return segment_kernels(kernels).decode_rotated(self, batch, domain, payloads, at, factor, outs)
 
     def reduce(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec

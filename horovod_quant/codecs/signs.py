@@ -85,34 +85,23 @@ class SignAverages(Codec):
 
     def of_signs(self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch) -> Any:
         """Encode the averages over payloads of `Signs`."""
+
+        def average(i: int, first: int, elements: int, out: Any) -> Any:
+            """Encode the averages of some tiles of segment i."""
+            part = slice(at[i] + first * ROW, at[i] + (first + tiles(elements)) * ROW)
+            total = _sum_of_signs([payload[part] for payload in payloads], elements, kernels)
+            key = Rounder(REDUCER).key(batch.chains[i], batch.steps[i])
+            start, reach = batch.starts[i] + first * TILE, self._reaches(tiles(elements))
+            return kernels.encode_uniform_codes(total, reach, TILE, self.bits, key, start, out)
+
         most = kernels.TILES_AT_A_TIME
         parts: list[Part] = []
         for i, elements in enumerate(batch.elements):
             for first in range(0, tiles(elements), most):
                 count = min(elements - first * TILE, most * TILE)
-                average = partial(self._average, kernels, payloads, at[i], batch, i, first, count)
-                parts += whole_tiles(count, self.bits, average)
+                parts += whole_tiles(count, self.bits, partial(average, i, first, count))
             parts.append(any_flags(payloads, at[i] + ROW * tiles(elements), elements))
         return kernels.pack([*parts, no_part(np.int32)])
-
-    def _average(
-        self,
-        kernels: Any,
-        payloads: Sequence[Any],
-        at: int,
-        batch: Batch,
-        i: int,
-        first: int,
-        elements: int,
-        out: Any,
-    ) -> Any:
-        """Encode the averages of some tiles of segment i."""
-        part = slice(at + first * ROW, at + (first + tiles(elements)) * ROW)
-        total = _sum_of_signs([payload[part] for payload in payloads], elements, kernels)
-        key = Rounder(REDUCER).key(batch.chains[i], batch.steps[i])
-        start = batch.starts[i] + first * TILE
-        reach = self._reaches(tiles(elements))
-        return kernels.encode_uniform_codes(total, reach, TILE, self.bits, key, start, out)
 
     def decode(
         self,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any, Callable
 
 import numpy as np
 
-from horovod_quant.frontends import former_names, methods, switch
+from horovod_quant.frontends import former_names, methods
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme, argument_names
+from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import Hierarchical, inner_of
 
 MIN_ELEMENTS = 1024
@@ -165,48 +164,3 @@ def in_short(value: Any) -> str:
         return f"<{type(value).__name__} with the keys {keys}{', ...' * (len(value) > 6)}>"
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
-
-
-def constructor_call(compressor: Any) -> str:
-    """Return a compressor's constructor call, without ``named_parameters`` and ``process_set``."""
-    scheme = inner_of(compressor.policy.scheme)
-    name, parameters = type(compressor).__name__, inspect.signature(type(compressor)).parameters
-    if "scheme" in parameters and registry.is_own(type(scheme)):
-        name = type(scheme).__name__  # the frontend's class, which users have under the scheme's name
-        shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in argument_names(scheme)]
-    elif "scheme" in parameters:
-        shown = [repr(scheme)]
-    else:
-        own = [argument for argument in argument_names(scheme) if argument in parameters]
-        shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in own]
-    others = {
-        "exclude": tuple(compressor.policy.exclude),
-        "overrides": compressor.policy.given_overrides() or None,
-        "kernels": compressor._kernels,
-        "min_elements": compressor.policy.min_elements,
-    }
-    for argument, parameter in parameters.items():
-        value = others.get(argument, getattr(compressor, argument, parameter.default))
-        if argument not in (*argument_names(scheme), "scheme") and value != parameter.default:
-            shown.append(f"{argument}={value!r}")
-    return f"{name}({', '.join(shown)})"
-
-
-def compared_arguments(compressor: Any, choosing: Mapping[str, Any]) -> dict[str, str]:
-    """Return texts of the arguments that all workers must share, including ``choosing``."""
-    policy = compressor.policy
-    values = {
-        **choosing,
-        switch.VARIABLE: int(policy.is_off),
-        "min_elements": policy.min_elements,
-        "exclude": policy.exclude,
-        "overrides": policy.overrides,
-        "seed": compressor.seed,
-        "hierarchical": compressor.hierarchical,
-        "inside": compressor.inside,
-        "group_bytes": compressor.group_bytes,
-        "overlap": compressor.overlap,
-    }
-    if compressor.nmse_every:
-        values["nmse_every"] = f"{compressor.nmse_every}, nmse_share={compressor.nmse_share}"
-    return {argument: str(value) for argument, value in values.items()}

@@ -111,7 +111,8 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
     ]
     for constructor in reversed(constructors):
         hints = _hints(constructor)
-        for parameter in _written_signature(constructor).parameters.values():
+        written: Signature = getattr(constructor, "_written", None) or inspect.signature(constructor)
+        for parameter in written.parameters.values():
             if parameter.name != "self" and parameter.kind is not Parameter.VAR_KEYWORD:
                 found[parameter.name] = parameter.replace(
                     annotation=hints.get(parameter.name, parameter.annotation)
@@ -136,11 +137,6 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
         ]
     parameters = sorted([*own, *found.values()], key=lambda each: each.kind)
     return Signature(parameters, return_annotation=None)
-
-
-def _written_signature(constructor: Any) -> Signature:
-    """Return the signature in the source."""
-    return getattr(constructor, "_written", None) or inspect.signature(constructor)
 
 
 def _describe_constructor(base: type) -> None:

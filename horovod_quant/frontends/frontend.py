@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +14,6 @@ from horovod_quant.frontends.arguments import (
     GROUP_BYTES,
     MIN_ELEMENTS,
     CompressorClass,
-    compared_arguments,
-    constructor_call,
     hierarchy_of,
     named_pairs,
     require_process_set,
@@ -21,10 +21,11 @@ from horovod_quant.frontends.arguments import (
     whole_number,
 )
 from horovod_quant.frontends.compressor_classes import refuse_unknown
-from horovod_quant.frontends.fingerprint import fingerprint
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
-from horovod_quant.schemes import Hierarchical
+from horovod_quant.kernels.keys import RngKey
+from horovod_quant.reductions.agreement import WIRE_VERSION, signs_of
+from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import (
     Scheme,
     Workers,
@@ -35,6 +36,15 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
+
+
+@functools.lru_cache(maxsize=4096)
+def gradient_fingerprint(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
+    """Return a gradient's fingerprint, the same on all workers.
+
+    Its numbers are +1 and -1.
+    """
+    return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed} {WIRE_VERSION}")))
 
 
 class BaseCompressor(metaclass=CompressorClass):
@@ -152,11 +162,8 @@ class BaseCompressor(metaclass=CompressorClass):
         local_size = self._local_size()
         self.policy.check_workers(size, local_size)
         basics = self._basics()
-        if not self._said_it_sends_more and basics.is_initialized() and basics.rank() == 0:
-            workers = Workers(0, size // local_size)
-            self._said_it_sends_more = no_gain.warn_if_it_sends_more(
-                self.policy, workers, self._deciding(workers), bool(self.hierarchical)
-            )
+        if basics.is_initialized() and basics.rank() == 0:
+            self._warn_if_it_sends_more(size // local_size, bool(self.hierarchical))
 
     def _deciding(self, workers: Workers) -> Workers:
         """Return the workers for whose number ``exchange="auto"`` chooses."""
@@ -174,6 +181,11 @@ class BaseCompressor(metaclass=CompressorClass):
         # The largest count of the names that have been forgotten. Other names start from it: a name used anew would
         # otherwise repeat its random bits.
         self._first_step = 0
+        self._steps: dict[str, int] = {}  # number of reductions, by name
+        self._chains: dict[str, RngKey] = {}
+        self._checked: Any = (
+            weakref.WeakKeyDictionary()
+        )  # optimizer or process set: its size when last checked
         self._name_parameters(named_parameters)
         self._bind()
         self._attached = {*vars(self), "_attached"} - lasting
@@ -232,7 +244,22 @@ class BaseCompressor(metaclass=CompressorClass):
 
     def _arguments(self) -> dict[str, str]:
         """Return the arguments that all workers must share, see `horovod_quant.reductions.agreement`."""
-        return compared_arguments(self, self._choosing_arguments())
+        policy = self.policy
+        values = {
+            **self._choosing_arguments(),
+            switch.VARIABLE: int(policy.is_off),
+            "min_elements": policy.min_elements,
+            "exclude": policy.exclude,
+            "overrides": policy.overrides,
+            "seed": self.seed,
+            "hierarchical": self.hierarchical,
+            "inside": self.inside,
+            "group_bytes": self.group_bytes,
+            "overlap": self.overlap,
+        }
+        if self.nmse_every:
+            values["nmse_every"] = f"{self.nmse_every}, nmse_share={self.nmse_share}"
+        return {argument: str(value) for argument, value in values.items()}
 
     def _choosing_arguments(self) -> dict[str, Any]:
         """Return the arguments that choose schemes, with the class as "compression"."""
@@ -242,13 +269,33 @@ class BaseCompressor(metaclass=CompressorClass):
 
     def __repr__(self) -> str:
         """Return the constructor call, without ``named_parameters`` and ``process_set``."""
-        return constructor_call(self)
+        scheme = inner_of(self.policy.scheme)
+        name, parameters = type(self).__name__, inspect.signature(type(self)).parameters
+        if "scheme" in parameters and registry.is_own(type(scheme)):
+            name = type(scheme).__name__  # the frontend's class, which users have under the scheme's name
+            shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in argument_names(scheme)]
+        elif "scheme" in parameters:
+            shown = [repr(scheme)]
+        else:
+            own = [argument for argument in argument_names(scheme) if argument in parameters]
+            shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in own]
+        others = {
+            "exclude": tuple(self.policy.exclude),
+            "overrides": self.policy.given_overrides() or None,
+            "kernels": self._kernels,
+            "min_elements": self.policy.min_elements,
+        }
+        for argument, parameter in parameters.items():
+            value = others.get(argument, getattr(self, argument, parameter.default))
+            if argument not in (*argument_names(scheme), "scheme") and value != parameter.default:
+                shown.append(f"{argument}={value!r}")
+        return f"{name}({', '.join(shown)})"
 
     def _exchange_counts(self) -> dict[str, int]:
-        raise NotImplementedError
+        return dict(self._steps)
 
     def _resume_at(self, counts: dict[str, int], first_step: int) -> None:
-        raise NotImplementedError
+        self._steps, self._first_step = counts, first_step
 
     def _local_size(self) -> int:
         """Return the known number of workers of a node.
@@ -267,9 +314,16 @@ class BaseCompressor(metaclass=CompressorClass):
                 type(self).__name__, self.policy, elements
             )
 
-    def _fingerprint(self, name: str, shape: Any, dtype: Any, scheme: Scheme) -> tuple[float, ...]:
-        """Return the fingerprint in a gradient's control tensor."""
-        return fingerprint(name, shape, dtype, scheme, self.seed)
+    def _warn_if_it_sends_more(self, size: int, are_nodes: bool) -> None:
+        """Warn once if a scheme sends more than float32 among workers.
+
+        To be called on the first worker.
+        """
+        if not self._said_it_sends_more:
+            workers = Workers(0, size)
+            self._said_it_sends_more = no_gain.warn_if_it_sends_more(
+                self.policy, workers, self._deciding(workers), are_nodes
+            )
 
     def _factor(self, name: str, expected: Sequence[float], output: Sequence[float]) -> float:
         """Return the factor of Horovod's sums, from the reduced control tensor.

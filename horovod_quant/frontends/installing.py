@@ -1,7 +1,8 @@
-"""Path of the page about installing Horovod."""
+"""Requirement of Horovod, and the path of the page about installing it."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 
@@ -10,3 +11,18 @@ def install_page() -> Path:
     package = Path(__file__).resolve().parents[1]
     packaged = package / "install.md"
     return packaged if packaged.exists() else package.parent / "docs" / packaged.name
+
+
+def require_horovod(module: str, framework: str) -> None:
+    """Raise ImportError, with the remedy, without Horovod built with a framework.
+
+    Args:
+        module: the framework's module of Horovod and of this package, ``"torch"`` or ``"tensorflow"``.
+        framework: the framework's name.
+    """
+    try:
+        importlib.import_module(f"horovod.{module}")
+    except ImportError as error:
+        raise ImportError(
+            f"horovod_quant.{module} needs Horovod built with {framework} ({error}); {install_page()} has the commands"
+        ) from error

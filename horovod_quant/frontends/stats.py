@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -99,20 +99,6 @@ class Stats(NamedTuple):
         return "\n".join(lines)
 
 
-def total_of(parameters: Mapping[str, tuple[float, float, int]], steps: int) -> Stats:
-    """Return statistics of the parameters' traffic in whole bytes.
-
-    Args:
-        parameters: bytes sent, bytes in float32 and resent buckets, by name.
-        steps: see `Stats`.
-    """
-    whole = {
-        name: Traffic(round(sent), round(float32_bytes), again)
-        for name, (sent, float32_bytes, again) in parameters.items()
-    }
-    return Stats(whole, Traffic(*map(sum, zip(*whole.values()))) if whole else Traffic(0, 0), steps)
-
-
 class Repeated:
     """Counter of sends that have the same length every time.
 
@@ -164,28 +150,21 @@ class TrafficCounter:
             self._times[name] += times
 
     def count(self, name: str, sent: float) -> None:
-        self.count_all([name], [sent])
-
-    def count_all(self, names: Iterable[str], sent: Iterable[float]) -> None:
-        """Count for several names at once."""
         with self._lock:
-            self._add_all(names, sent, 1)
+            self._sent[name] += sent
 
     def count_group(self, names: Iterable[str], sent: Iterable[float]) -> None:
-        """Count repeated sends as `count_all`, with one addition for all names."""
+        """Count bytes by name; a repeated send takes one addition."""
         key = tuple(names), tuple(sent)
         with self._lock:
             self._groups[key] = self._groups.get(key, 0) + 1
             if len(self._groups) > _GROUPS:  # as where groups change again and again
                 self._add_groups()
 
-    def _add_all(self, names: Iterable[str], sent: Iterable[float], times: int) -> None:
-        for name, each in zip(names, sent):
-            self._sent[name] += times * each
-
     def _add_groups(self) -> None:
         for (names, sent), times in self._groups.items():
-            self._add_all(names, sent, times)
+            for name, each in zip(names, sent):
+                self._sent[name] += times * each
         self._groups.clear()
 
     def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:
@@ -226,11 +205,12 @@ class TrafficCounter:
         with self._lock:
             self._add_up()
             parameters = {
-                name: (self._sent.get(name, 0.0), expected, self._again.get(name, 0))
+                name: Traffic(round(self._sent.get(name, 0.0)), round(expected), self._again.get(name, 0))
                 for name, expected in self._expected.items()
             }
             steps = max(self._times.values(), default=0)
-        return total_of(parameters, steps)
+        total = Traffic(*map(sum, zip(*parameters.values()))) if parameters else Traffic(0, 0)
+        return Stats(parameters, total, steps)
 
 
 def _is_member(name: str, of: str) -> bool:

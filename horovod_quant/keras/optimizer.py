@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from horovod_quant.frontends.binsgdm import WITHOUT_ITS_COMPRESSOR
+from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.keras.averaging import Averaging
 from horovod_quant.keras.loss_scale import agree_on_overflows, loss_scale_around, require_agreement
 from horovod_quant.kernels import notices
 from horovod_quant.tensorflow.compressor import Compressor
-from horovod_quant.tensorflow.horovod_call import require_horovod
 from horovod_quant.tensorflow.optim import binsgdm_of
 
 _USED = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
@@ -77,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
             that are called before the averaging.
         ImportError: Horovod is missing, or was built without TensorFlow.
     """
-    require_horovod()
+    require_horovod("tensorflow", "TensorFlow")
     if backward_passes_per_step != 1:
         is_number = isinstance(backward_passes_per_step, int) and backward_passes_per_step > 1
         raise ValueError(

@@ -10,6 +10,11 @@ lanes, so that packing is 32 independent columns of shifts and adds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
 ROW = 32
 TILE = ROW * 32
 
@@ -49,3 +54,14 @@ def sum_words(elements: int, width: int) -> int:
 def code_words(elements: int, bits: int) -> int:
     """Return the number of int32 words for codes of ``bits`` bits."""
     return ROW * ceil_div(rows(elements) * bits, 32)
+
+
+def split_points(lengths: Sequence[int]) -> list[int]:
+    """Return the offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
+    return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+
+
+def split(array: Any, lengths: Sequence[int]) -> list[Any]:
+    """Return consecutive slices of these lengths."""
+    at = split_points(lengths)
+    return [array[start:stop] for start, stop in zip(at, at[1:])]

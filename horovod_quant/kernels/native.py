@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from horovod_quant.kernels import clipping, entropy, reference, rotated_sums, rotation, sums
+from horovod_quant.kernels import entropy, reference, rotated_sums, rotation, sums
 from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     address,
@@ -25,12 +25,11 @@ from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     view,
     with_nan_tiles,
 )
-from horovod_quant.kernels.checks import check_bucket_size, check_range
+from horovod_quant.kernels.checks import MAX_LEVELS, check_bucket_size, check_pairs, check_range, check_votes
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.native_arguments import (
     KEY,
-    MAX_LEVELS,
     Out,
     checked_code_words,
     checked_norms,
@@ -107,7 +106,7 @@ def _bucket_norms(kernel, x, bucket_size, out, dtype):
 
 
 def clip(x: np.ndarray, most: float) -> np.ndarray:
-    return clipping.clip(sys.modules[__name__], x, most)
+    return sums.clip(sys.modules[__name__], x, most)
 
 
 # ---- uniform levels ----------------------------------------------------------------------------------------------
@@ -183,8 +182,7 @@ def decode_uniform_codes(
 
 
 def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
-    if not 0 < len(words) == len(norms):
-        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
+    check_pairs(words, norms)
     words = [checked_code_words(one, len(out), bits) for one in words]
     norms = [checked_norms(one, len(out), bucket_size) for one in norms]
     units = np.empty(16 * len(words), np.float32)
@@ -263,10 +261,7 @@ def binarize(
 
 
 def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
-    if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
-        raise ValueError(
-            f"words of lengths {[len(one) for one in words]}; they must be the same multiple of {ROW}"
-        )
+    check_votes(words)
     words = [validated(one, np.int32, "words") for one in words]
     result = Out(out, len(words[0]), np.int32)
     call(
@@ -298,7 +293,7 @@ def encode_rotated(
     check_range("bits", bits, 1, 4)
     kind = type_of(x, "x")
     x = flat(x, "x")
-    words = Out(out, code_words(rotation.rotated_elements(len(x)), bits), np.int32)
+    words = Out(out, rotation.rotated_words(len(x), bits), np.int32)
     local_scales = Out(scales, tiles(len(x)), np.float32)
     call(
         "encode_rotated", address(x), kind, len(x), bits, trellis, words_of(key), start, address(words.array),

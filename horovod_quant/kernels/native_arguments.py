@@ -1,17 +1,19 @@
-"""Validation and conversion of arguments for the functions of `native`."""
+"""Validation and conversion of arguments for the functions of `native` and `native_segments`."""
 
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from horovod_quant.kernels import checks
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.buffer_view import BufferView
-from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import buckets, code_words, sum_words
+from horovod_quant.kernels.layout import ROW
 from horovod_quant.kernels.native_library import POINTER
 
 KEY = ctypes.c_uint32 * len(Key._fields)
@@ -25,8 +27,6 @@ _TYPES = {
     np.dtype(np.float64): 2,
     np.dtype(np.uint16): 3,  # the bits of bfloat16
 }
-
-MAX_LEVELS = 2**15 - 1
 
 
 def _is_plain(array: np.ndarray) -> bool:
@@ -88,25 +88,19 @@ def write_back(result: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def checked_norms(norms: np.ndarray, elements: int, bucket_size: int) -> np.ndarray:
-    check_bucket_size(bucket_size)
-    if len(norms) < buckets(elements, bucket_size):
-        raise ValueError(
-            f"norms: {len(norms)} norms for {elements} elements in buckets of {bucket_size}; "
-            f"{buckets(elements, bucket_size)} are needed"
-        )
+    checks.check_bucket_size(bucket_size)
+    checks.check_norms(len(norms), elements, bucket_size)
     return validated(norms, np.float32, "norms")
 
 
 def checked_code_words(words: np.ndarray, elements: int, bits: int) -> np.ndarray:
-    if len(words) < code_words(elements, bits):
-        raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
+    checks.check_code_words(len(words), elements, bits)
     return validated(words, np.int32, "words")
 
 
 def checked_sum_words(words: np.ndarray, elements: int, width: int) -> np.ndarray:
-    check_range("width", width, 1, 16)
-    if len(words) != sum_words(elements, width):
-        raise ValueError(f"words: {len(words)} words cannot hold {elements} digits of {width} bits")
+    checks.check_range("width", width, 1, 16)
+    checks.check_sum_words(len(words), elements, width)
     return validated(words, np.int32, "words")
 
 
@@ -116,3 +110,99 @@ def pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
 
 def words_of(key: Key) -> ctypes.Array:
     return KEY(*key)
+
+
+# ---- many gradients in one call (native_each.h)
+
+
+class SegmentTable:
+    """Addresses, types and numbers of elements of gradients, in the library's format.
+
+    Args:
+        arrays: flat arrays of floating-point types.
+        name: name of the argument, for messages.
+
+    Attributes:
+        elements, lengths: the numbers of elements, as a tuple and as an array.
+        gradients: the library's arguments for gradients that it reads.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray | BufferView], name: str = "x") -> None:
+        self._name = name
+        self._kept = [array if type(array) is BufferView else flat(array, name) for array in arrays]
+        self.count = len(arrays)
+        found = [each.address if type(each) is BufferView else address(each) for each in self._kept]
+        self._data = np.array(found, np.uintp)
+        self._types = np.array([type_of(array, name) for array in self._kept], np.int64)
+        self.elements = tuple([array.shape[0] for array in self._kept])
+        self.lengths = np.array(self.elements, np.int64)
+        self.data, self.types, self.counts = map(address, (self._data, self._types, self.lengths))
+        self.gradients = (self.count, self.data, self.types, self.counts)
+        self._buckets: dict[int, int] = {}
+        self._sum_words: dict[int, int] = {}
+
+    def is_of(self, arrays: Sequence[np.ndarray | BufferView]) -> bool:
+        """True if it describes exactly these arrays, in writable memory."""
+        same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
+        return same and all(type(array) is BufferView or array.flags.writeable for array in arrays)
+
+    def buckets(self, bucket_size: int) -> int:
+        found = self._buckets.get(bucket_size)
+        if found is None:
+            checks.check_bucket_size(bucket_size)
+            found = self._buckets[bucket_size] = int((-(-self.lengths // bucket_size)).sum())
+        return found
+
+    def sum_words(self, width: int) -> int:
+        found = self._sum_words.get(width)
+        if found is None:
+            checks.check_range("width", width, 1, 16)
+            rows = -(-self.lengths // ROW)
+            found = self._sum_words[width] = ROW * int((-(-rows // (32 // width))).sum())
+        return found
+
+    def check_state_of(self, gradients: SegmentTable) -> None:
+        """Raise ValueError unless these are float32 arrays with the gradients' lengths."""
+        is_wrong = (self._types != FLOAT32) | (self.lengths != gradients.lengths)
+        if is_wrong.any():
+            i = int(is_wrong.argmax())
+            found, length = self._kept[i], gradients.lengths[i]
+            raise ValueError(
+                f"{self._name}[{i}] is {found.dtype}{list(found.shape)}; it must be float32[{length}]"
+            )
+
+    def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
+        """Return the validated norms of all buckets."""
+        if len(norms) != self.buckets(bucket_size):
+            raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
+        return validated(norms, np.float32, "norms")
+
+
+class Outs:
+    """Result arrays of a kernel, and their table.
+
+    Args:
+        outs: the arrays; results are copied to those whose memory the library cannot write.
+        table: a table to reuse if it describes ``outs``.
+        name: name of the argument, for messages.
+    """
+
+    def __init__(
+        self, outs: Sequence[np.ndarray | BufferView], table: SegmentTable | None = None, name: str = "out"
+    ) -> None:
+        self._copies: list[tuple[Any, Any]] = []
+        if table is None or not table.is_of(outs):
+            results = [out if type(out) is BufferView else writable(out) for out in outs]
+            self._copies = [(result, out) for result, out in zip(results, outs) if result is not out]
+            table = SegmentTable(results, name)
+        self.table = table
+
+    def done(self) -> None:
+        for result, out in self._copies:
+            write_back(result, out)
+
+
+def addresses(arrays: Sequence[np.ndarray], offsets: np.ndarray) -> np.ndarray:
+    """Return addresses in each worker's array of 4-byte elements, ``[offsets, workers]``."""
+    bases = np.array([address(array) for array in arrays], np.int64)
+    return (bases + 4 * offsets[:, None]).astype(np.uintp)

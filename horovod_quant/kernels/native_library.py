@@ -23,7 +23,10 @@ _EACH = (POINTER, POINTER, POINTER)  # data, types, numbers of elements for each
 _NORMS = (POINTER, _INT)  # norms, bucket size
 _RANDOM = (POINTER, _INT)  # key, start
 _OUT = (POINTER, _INT)  # data, type
-_DECODE_CODES_EACH = (_INT, POINTER, POINTER, _INT, POINTER, _INT, _INT, _FLOAT, POINTER, POINTER, POINTER)
+_WORKERS = (POINTER, POINTER, _INT)  # words, norms or scales, number of workers
+_RANDOM_EACH = (POINTER, POINTER)  # keys, starts
+_OUT_EACH = (POINTER, POINTER)  # data, types
+_DECODE_CODES_EACH = (_INT, *_WORKERS, POINTER, _INT, _INT, _FLOAT, POINTER, *_OUT_EACH)
 
 # Positions rather than a structure: filling one with ctypes took 8.6 us, a call with twelve arguments 4.7 us.
 _SIGNATURES = {
@@ -33,53 +36,29 @@ _SIGNATURES = {
     "bucket_sums": (*_GRADIENT, _INT, POINTER),
     "bucket_magnitude_sums": (*_GRADIENT, _INT, POINTER),
     "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, POINTER),
-    "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, POINTER, POINTER, _INT, POINTER),
+    "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, *_RANDOM_EACH, _INT, POINTER),
     "bucket_square_sums_each": (_INT, *_EACH, _INT, POINTER),
     "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
-    "encode_norms_and_codes_each": (_INT, *_EACH, _INT, _INT, _INT, _INT, POINTER, POINTER, POINTER, POINTER),
+    "encode_norms_and_codes_each": (_INT, *_EACH, _INT, _INT, _INT, _INT, *_RANDOM_EACH, POINTER, POINTER),
     "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "decode_uniform_sum": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
-    "decode_uniform_sum_each": (
-        _INT,
-        POINTER,
-        POINTER,
-        POINTER,
-        _INT,
-        _INT,
-        _INT,
-        _FLOAT,
-        POINTER,
-        POINTER,
-    ),
-    "decode_uniform_codes": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
-    "decode_exponential": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
+    "decode_uniform_sum_each": (_INT, POINTER, POINTER, POINTER, _INT, _INT, _INT, _FLOAT, *_OUT_EACH),
+    "decode_uniform_codes": (*_WORKERS, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
+    "decode_exponential": (*_WORKERS, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
     "decode_uniform_codes_each": _DECODE_CODES_EACH,
     "decode_exponential_each": _DECODE_CODES_EACH,
     "binarize": (*_GRADIENT, POINTER, POINTER, _FLOAT, _FLOAT, *_RANDOM, POINTER, POINTER),
     "vote": (POINTER, _INT, _INT, *_RANDOM, POINTER),
     "decode_signs": (POINTER, _INT, _FLOAT, *_OUT),
-    "binarize_each": (_INT, *_EACH, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
-    "vote_each": (_INT, POINTER, POINTER, _INT, POINTER, POINTER, POINTER),
-    "decode_signs_each": (_INT, POINTER, POINTER, _FLOAT, POINTER, POINTER),
+    "binarize_each": (_INT, *_EACH, POINTER, POINTER, POINTER, POINTER, *_RANDOM_EACH, POINTER, POINTER),
+    "vote_each": (_INT, POINTER, POINTER, _INT, *_RANDOM_EACH, POINTER),
+    "decode_signs_each": (_INT, POINTER, POINTER, _FLOAT, *_OUT_EACH),
     "encode_rotated": (*_GRADIENT, _INT, _INT, *_RANDOM, POINTER, POINTER),
-    "add_rotated": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
-    "encode_rotated_each": (_INT, *_EACH, _INT, _INT, POINTER, POINTER, POINTER, POINTER),
-    "add_rotated_each": (
-        _INT,
-        POINTER,
-        POINTER,
-        _INT,
-        POINTER,
-        _INT,
-        _INT,
-        _FLOAT,
-        POINTER,
-        POINTER,
-        POINTER,
-        POINTER,
-    ),
-    "scale_each": (_INT, *_EACH, _FLOAT, POINTER, POINTER),
+    "add_rotated": (*_WORKERS, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
+    "encode_rotated_each": (_INT, *_EACH, _INT, _INT, *_RANDOM_EACH, POINTER, POINTER),
+    "add_rotated_each": (_INT, *_WORKERS, POINTER, _INT, _INT, _FLOAT, *_RANDOM_EACH, *_OUT_EACH),
+    "scale_each": (_INT, *_EACH, _FLOAT, *_OUT_EACH),
     "rotated_samples": (*_GRADIENT, _INT, *_RANDOM, POINTER),
     "encode_rotated_sum": (*_GRADIENT, POINTER, _INT, POINTER, *_RANDOM, POINTER, POINTER),
     "rotated_sum_checks": (POINTER, _INT, _INT, POINTER),

@@ -12,16 +12,24 @@ import numpy as np
 
 from horovod_quant.kernels.arrays import address, aligned_empty, with_nan_tiles
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.checks import check_bucket_size, check_range
+from horovod_quant.kernels.checks import check_range
+from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import ALL_ONES, Key, keys_of
-from horovod_quant.kernels.layout import ROW, TILE, tiles
-from horovod_quant.kernels.native_arguments import MAX_LEVELS, validated
+from horovod_quant.kernels.layout import ROW, TILE, code_words, split
+from horovod_quant.kernels.native_arguments import Outs, SegmentTable, addresses, validated
 from horovod_quant.kernels.native_library import call
-from horovod_quant.kernels.native_table import Outs, SegmentTable, addresses, check_offsets
-from horovod_quant.kernels.segment_offsets import flag_offsets, keys_of_batch, rotated_offsets
+from horovod_quant.kernels.rotation import rotated_words
+from horovod_quant.kernels.segment_offsets import (
+    check_offsets,
+    counts_of,
+    flag_offsets,
+    keys_of_batch,
+    lengths_of,
+    rotated_offsets,
+    starts_of_batch,
+)
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 
-_MOST_BITS = {"uniform": 16, "exponential": 8}
 _DECODERS = {"uniform": "decode_uniform_codes_each", "exponential": "decode_exponential_each"}
 _NORM_KINDS = {"max": 1, "l2": 2}  # NormKind of native_encoders.h
 
@@ -32,77 +40,62 @@ class NativeSegments(SegmentKernels):
     wants_views = True
 
     def empty(self, lengths: Sequence[int]) -> Sequence[Any]:
-        ends = np.cumsum(lengths, dtype=np.int64).tolist()
-        memory = np.empty(ends[-1] if ends else 0, np.float32)
-        return [memory[end - length : end] for end, length in zip(ends, lengths)]
+        return split(np.empty(sum(lengths), np.float32), lengths)
 
     def convert(self, batch: Batch, dtype: str) -> Any:
-        ends = np.cumsum(batch.elements, dtype=np.int64).tolist()
-        whole = aligned_empty(ends[-1] if ends else 0, np.dtype(dtype))
-        parts = [whole[end - count : end] for count, end in zip(batch.elements, ends)]
-        _scale(_table(batch), 1.0, parts)
+        whole = aligned_empty(sum(batch.elements), np.dtype(dtype))
+        _scale(_table(batch), 1.0, split(whole, batch.elements))
         return whole
 
     def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
         _scale(SegmentTable(arrays), factor, outs)
         return outs
 
-    def encode_codes(
-        self, levels: str, norm: str, bucket_size: int, bits: int, batch: Batch, rounder: Rounder, at: Any
-    ) -> Any:
-        check_range("bits", bits, 2, _MOST_BITS[levels])
-        check_bucket_size(bucket_size)
+    def encode_codes(self, codec: CodeFormat, batch: Batch, rounder: Rounder, at: Any) -> Any:
+        codec.check()
         table, out = _table(batch), aligned_empty(at[-1], np.int32)
-        keys, starts = keys_of_batch(batch, rounder), _starts(batch, table.count)
+        keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
         first = np.array(at[: table.count], np.int64)
-        _check_codes(table, bucket_size, bits, first, len(out))
+        _check_codes(table, codec, first, len(out))
         call(
-            "encode_norms_and_codes_each", table.count, table.data, table.types, table.counts,
-            levels == "exponential", _NORM_KINDS[norm], bucket_size, bits, address(keys), address(starts),
+            "encode_norms_and_codes_each", *table.gradients, codec.is_exponential,
+            _NORM_KINDS[codec.norm], codec.bucket_size, codec.bits, address(keys), address(starts),
             address(first), address(out),
         )  # fmt: skip
         return out
 
     def decode_codes(
-        self,
-        levels: str,
-        bucket_size: int,
-        bits: int,
-        payloads: Sequence[Any],
-        at: Sequence[int],
-        factor: Any,
-        outs: Sequence[Any],
+        self, codec: CodeFormat, payloads: Sequence[Any], at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
         if len(outs) == 1:  # building a table is slower
-            return super().decode_codes(levels, bucket_size, bits, payloads, at, factor, outs)
-        check_range("bits", bits, 2, _MOST_BITS[levels])
-        check_bucket_size(bucket_size)
+            return super().decode_codes(codec, payloads, at, factor, outs)
+        codec.check()
         pieces, results = _received(payloads), Outs(outs)
         table, first = results.table, np.array(at[: len(outs)], np.int64)
-        norm_counts = _check_codes(table, bucket_size, bits, first, min(map(len, pieces)))
+        norm_counts = _check_codes(table, codec, first, min(map(len, pieces)))
         norms, words = addresses(pieces, first), addresses(pieces, first + norm_counts)
         units = np.empty(16 * len(pieces), np.float32)
         call(
-            _DECODERS[levels], table.count, address(words), address(norms), len(pieces), table.counts,
-            bucket_size, bits, factor, address(units), table.data, table.types,
+            _DECODERS[codec.levels], table.count, address(words), address(norms), len(pieces), table.counts,
+            codec.bucket_size, codec.bits, factor, address(units), table.data, table.types,
         )  # fmt: skip
         results.done()
         return outs
 
     def encode_rotated(
-        self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
+        self, codec: RotatedFormat, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
         steps = batch.steps if step_words is None else step_words
-        filled, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, bits)
+        filled, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, codec.bits)
         table, out = _table(batch), aligned_empty(at[-1], np.int32)
         keys = keys_of(batch.chains, rounder.domain, steps, rounder.rank)
-        starts = _starts(batch, table.count)
-        _check_rotated(table, bits, words_at, scales_at, len(out))
+        starts = starts_of_batch(batch, table.count)
+        _check_rotated(table, codec, words_at, scales_at, len(out))
         out[words_at[filled] - 1] = np.array(steps, np.uint32).view(np.int32)[filled]
         words, scales = addresses([out], words_at), addresses([out], scales_at)
         call(
-            "encode_rotated_each", table.count, table.data, table.types, table.counts, bits, trellis,
-            address(keys), address(starts), address(words), address(scales),
+            "encode_rotated_each", *table.gradients, codec.bits, codec.trellis, address(keys),
+            address(starts), address(words), address(scales),
         )  # fmt: skip
         return out
 
@@ -114,8 +107,7 @@ class NativeSegments(SegmentKernels):
 
     def decode_rotated(
         self,
-        bits: int,
-        trellis: bool,
+        codec: RotatedFormat,
         batch: Batch,
         domain: str,
         payloads: Sequence[Any],
@@ -124,19 +116,19 @@ class NativeSegments(SegmentKernels):
         outs: Sequence[Any],
     ) -> Sequence[Any]:
         if len(outs) == 1:
-            return super().decode_rotated(bits, trellis, batch, domain, payloads, at, factor, outs)
-        _, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, bits)
+            return super().decode_rotated(codec, batch, domain, payloads, at, factor, outs)
+        _, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, codec.bits)
         pieces, results = _received(payloads), Outs(outs)
         table = results.table
-        starts = _starts(batch, table.count)
-        _check_rotated(table, bits, words_at, scales_at, min(map(len, pieces)))
+        starts = starts_of_batch(batch, table.count)
+        _check_rotated(table, codec, words_at, scales_at, min(map(len, pieces)))
         keys = np.empty((table.count, len(pieces), len(Key._fields)), np.uint32)
         for rank, piece in enumerate(pieces):
             keys[:, rank] = keys_of(batch.chains, domain, self.step_words(piece, at, batch.elements), rank)
         words, scales = addresses(pieces, words_at), addresses(pieces, scales_at)
         call(
-            "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts, bits,
-            trellis, factor, address(keys), address(starts), table.data, table.types,
+            "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts,
+            codec.bits, codec.trellis, factor, address(keys), address(starts), table.data, table.types,
         )  # fmt: skip
         results.done()
         return outs
@@ -146,59 +138,37 @@ class NativeSegments(SegmentKernels):
         kernel, dtype = maxima if norm == "max" else square_sums
         table = _table(batch)
         out = aligned_empty(table.buckets(bucket_size), dtype)
-        call(kernel, table.count, table.data, table.types, table.counts, bucket_size, address(out))
+        call(kernel, *table.gradients, bucket_size, address(out))
         return out
 
-    def encode_sums(
-        self,
-        bucket_size: int,
-        levels: int,
-        width: int,
-        batch: Batch,
-        rounder: Rounder,
-        norms: Any,
-        norm_at: Sequence[int],
-    ) -> Any:
-        check_range("levels", levels, 1, MAX_LEVELS)
+    def encode_sums(self, codec: SumFormat, batch: Batch, rounder: Rounder, norms: Any) -> Any:
+        codec.check()
         table = _table(batch)
-        norms = table.norms(norms, bucket_size)
-        keys, starts = keys_of_batch(batch, rounder), _starts(batch, table.count)
-        out = aligned_empty(table.sum_words(width) + 1, np.int32)
+        norms = table.norms(norms, codec.bucket_size)
+        keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
+        out = aligned_empty(table.sum_words(codec.width) + 1, np.int32)
         out[-1] = 1
         call(
-            "encode_uniform_sum_each", table.count, table.data, table.types, table.counts, address(norms),
-            bucket_size, levels, address(keys), address(starts), width, address(out),
+            "encode_uniform_sum_each", *table.gradients, address(norms), codec.bucket_size, codec.levels,
+            address(keys), address(starts), codec.width, address(out),
         )  # fmt: skip
         return out
 
     def decode_sums(
-        self,
-        bucket_size: int,
-        levels: int,
-        width: int,
-        words: Any,
-        word_at: Sequence[int],
-        norms: Any,
-        norm_at: Sequence[int],
-        segments: Sequence[int],
-        factor: Any,
-        outs: Sequence[Any],
-        table: Any = None,
+        self, codec: SumFormat, sums: Sums, tensors: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        if len(segments) < len(word_at) - 1 or list(segments) != list(range(len(segments))):
-            return super().decode_sums(
-                bucket_size, levels, width, words, word_at, norms, norm_at, segments, factor, outs
-            )
-        check_range("levels", levels, 1, MAX_LEVELS)
-        results = Outs(outs, table)
+        if len(tensors) < len(sums.elements) or list(tensors) != list(range(len(tensors))):
+            return super().decode_sums(codec, sums, tensors, factor, outs)
+        codec.check()
+        results = Outs(outs, sums.table)
         table = results.table
-        norms, words = table.norms(norms, bucket_size), words[: word_at[-1]]
-        if len(words) != table.sum_words(width):
-            raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")
-        words = validated(words, np.int32, "words")
+        norms, count = table.norms(sums.norms, codec.bucket_size), table.sum_words(codec.width)
+        if len(sums.words) < count:
+            raise ValueError(f"words: {len(sums.words)} words cannot hold all digits of {codec.width} bits")
+        words = validated(sums.words[:count], np.int32, "words")
         call(
-            "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts, bucket_size,
-            levels, width, factor, table.data, table.types,
+            "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts,
+            codec.bucket_size, codec.levels, codec.width, factor, table.data, table.types,
         )  # fmt: skip
         results.done()
         return outs
@@ -212,14 +182,15 @@ class NativeSegments(SegmentKernels):
         b.table.check_state_of(table)
         given = np.array(betas, np.float64)
         keep, take = given.astype(np.float32), (1.0 - given).astype(np.float32)
-        keys, starts = keys_of_batch(batch, rounder), _starts(batch, table.count)
+        keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
         words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
-        out, flags = aligned_empty(at[-1], np.int32), np.empty(table.buckets(TILE), bool)
-        check_offsets("words", words_at, ROW * -(-table.lengths // TILE), len(out))
+        tile_counts = counts_of(table.elements, TILE)
+        out, flags = aligned_empty(at[-1], np.int32), np.empty(tile_counts.sum(), bool)
+        check_offsets("words", words_at, ROW * tile_counts, len(out))
         words = addresses([out], words_at)
         call(
-            "binarize_each", table.count, table.data, table.types, table.counts, m.table.data, b.table.data,
-            address(keep), address(take), address(keys), address(starts), address(words), address(flags),
+            "binarize_each", *table.gradients, m.table.data, b.table.data, address(keep), address(take),
+            address(keys), address(starts), address(words), address(flags),
         )  # fmt: skip
         m.done()
         b.done()
@@ -230,9 +201,9 @@ class NativeSegments(SegmentKernels):
 
     def vote(self, payloads: Sequence[Any], batch: Batch, rounder: Rounder, at: Sequence[int]) -> Any:
         words_at, tile_words, _ = flag_offsets(tuple(at), batch.elements)
-        counts = np.array([tiles(count) for count in batch.elements], np.int64)
+        counts = counts_of(batch.elements, TILE)
         out = aligned_empty(at[-1], np.int32)
-        keys, starts = keys_of_batch(batch, rounder), _starts(batch, len(counts))
+        keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, len(counts))
         pieces = _received(payloads)
         check_offsets("words", words_at, ROW * counts, min(map(len, [out, *pieces])))
         words, results = addresses(pieces, words_at), addresses([out], words_at)
@@ -254,15 +225,14 @@ class NativeSegments(SegmentKernels):
         words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
         [piece], results = _received([payload]), Outs(outs)
         table = results.table
-        check_offsets("words", words_at, ROW * -(-table.lengths // TILE), len(piece))
+        check_offsets("words", words_at, ROW * counts_of(table.elements, TILE), len(piece))
         words = addresses([piece], words_at)
         call("decode_signs_each", table.count, address(words), table.counts, factor, table.data, table.types)
         results.done()
         flags = (piece[tile_words] & tile_bits) != 0
         if flags.any():
-            ends = np.cumsum([tiles(count) for count in batch.elements]).tolist()
-            for out, count, end in zip(outs, batch.elements, ends):
-                with_nan_tiles(as_array(out), flags[end - tiles(count) : end])
+            for out, local in zip(outs, split(flags, counts_of(batch.elements, TILE).tolist())):
+                with_nan_tiles(as_array(out), local)
         return outs
 
 
@@ -272,16 +242,6 @@ def _table(batch: Batch) -> SegmentTable:
     return batch.table
 
 
-def _starts(batch: Batch, count: int) -> np.ndarray:
-    """Return the starts of a batch's segments, one for each key."""
-    if not len(batch.starts) == len(batch.chains) == len(batch.elements) == count:
-        raise ValueError(
-            f"{len(batch.starts)} starts, {len(batch.chains)} chains and {len(batch.elements)} lengths "
-            f"of {count} gradients"
-        )
-    return np.array(batch.starts, np.int64)
-
-
 def _received(payloads: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the workers' payloads, validated; copies have to outlive the call."""
     if not len(payloads):
@@ -289,20 +249,19 @@ def _received(payloads: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [validated(payload, np.int32, "payloads") for payload in payloads]
 
 
-def _check_codes(
-    table: SegmentTable, bucket_size: int, bits: int, first: np.ndarray, room: int
-) -> np.ndarray:
+def _check_codes(table: SegmentTable, codec: CodeFormat, first: np.ndarray, room: int) -> np.ndarray:
     """Check the payloads' offsets; return each segment's number of norms."""
-    norm_counts = -(-table.lengths // bucket_size)
-    check_offsets("payloads", first, norm_counts + table.code_words(bits), room)
+    norm_counts = counts_of(table.elements, codec.bucket_size)
+    check_offsets("payloads", first, norm_counts + lengths_of(code_words, table.elements, codec.bits), room)
     return norm_counts
 
 
 def _check_rotated(
-    table: SegmentTable, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int
+    table: SegmentTable, codec: RotatedFormat, words_at: np.ndarray, scales_at: np.ndarray, room: int
 ) -> None:
-    check_offsets("words", words_at, table.rotated_words(bits), room)
-    check_offsets("scales", scales_at, -(-table.lengths // TILE), room)
+    check_range("bits", codec.bits, 1, 4)
+    check_offsets("words", words_at, lengths_of(rotated_words, table.elements, codec.bits), room)
+    check_offsets("scales", scales_at, counts_of(table.elements, TILE), room)
 
 
 def _scale(table: SegmentTable, factor: float, outs: Sequence[np.ndarray]) -> None:
@@ -310,8 +269,5 @@ def _scale(table: SegmentTable, factor: float, outs: Sequence[np.ndarray]) -> No
     results = Outs(outs)
     if not np.array_equal(results.table.lengths, table.lengths):
         raise ValueError(f"out: arrays of {results.table.lengths} elements for {table.lengths}")
-    call(
-        "scale_each", table.count, table.data, table.types, table.counts, factor, results.table.data,
-        results.table.types,
-    )  # fmt: skip
+    call("scale_each", *table.gradients, factor, results.table.data, results.table.types)
     results.done()

@@ -17,7 +17,7 @@ from typing import Callable, Union
 
 import numpy as np
 
-from horovod_quant.kernels import clipping, entropy, sums
+from horovod_quant.kernels import checks, entropy, sums
 from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     concatenate,
@@ -31,7 +31,7 @@ from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     with_nan_tiles,
 )
 from horovod_quant.kernels.keys import Key, hash32
-from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, filled_bucket_size, sum_words, tiles
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, filled_bucket_size, tiles
 
 NAME = "numpy"
 
@@ -84,11 +84,8 @@ def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 def per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.ndarray:
     """Repeat the value of each bucket for its elements."""
+    checks.check_norms(len(per_bucket), elements, bucket_size)
     needed = buckets(elements, bucket_size)
-    if len(per_bucket) < needed:
-        raise ValueError(
-            f"norms: {len(per_bucket)} norms for {elements} elements in buckets of {bucket_size}; {needed} are needed"
-        )
     return np.repeat(per_bucket[:needed], min(bucket_size, elements))[:elements]
 
 
@@ -141,11 +138,17 @@ def _bucket_sums(
     with np.errstate(invalid="ignore", over="ignore"):
         for row in range(grid.shape[1]):
             lanes += term(grid[:, row, :].astype(np.float64))
-        half = ROW // 2
-        while half:
-            lanes = lanes[:, :half] + lanes[:, half : 2 * half]
-            half //= 2
-    return _store(sums.to_24_bits(lanes[:, 0]), out)
+        total = _lanes_in_a_tree(lanes)
+    return _store(sums.to_24_bits(total), out)
+
+
+def _lanes_in_a_tree(lanes: np.ndarray) -> np.ndarray:
+    """Return the sum of each row of 32 lanes."""
+    half = ROW // 2
+    while half:
+        lanes = lanes[:, :half] + lanes[:, half : 2 * half]
+        half //= 2
+    return lanes[:, 0]
 
 
 def norms_of_square_sums(square_sums: np.ndarray) -> np.ndarray:
@@ -355,8 +358,7 @@ def decode_exponential(
 
 
 def _add_workers(words, norms, bucket_size, bits, out, value, scale):
-    if not 0 < len(words) == len(norms):
-        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
+    checks.check_pairs(words, norms)
     total = np.zeros(0, np.float32)
     for worker, (worker_words, worker_norms) in enumerate(zip(words, norms)):
         digits = digits_of_codes(unpack_codes(worker_words, bits, len(out)), bits)
@@ -434,11 +436,8 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
     ``(h >> (32-k)) * n < c << k`` in uint32 with the most random bits k <= 24 that cannot overflow. The number of words
     is a multiple of 32 (whole tiles).
     """
+    checks.check_votes(words)
     n = len(words)
-    if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
-        raise ValueError(
-            f"words of lengths {[len(one) for one in words]}; they must be the same multiple of {ROW}"
-        )
     k = min(24, 32 - n.bit_length())
     elements = len(words[0]) * 32
     ones = np.zeros(elements, np.uint32)
@@ -568,8 +567,8 @@ def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def clip(x: np.ndarray, most: float) -> np.ndarray:
-    """Clip a gradient to an L2 norm: see `horovod_quant.kernels.clipping`."""
-    return clipping.clip(sys.modules[__name__], x, most)
+    """Clip a gradient to an L2 norm: see `horovod_quant.kernels.sums`."""
+    return sums.clip(sys.modules[__name__], x, most)
 
 
 def scale(pieces: Sequence[np.ndarray], factor: float, out: np.ndarray) -> np.ndarray:
@@ -620,8 +619,7 @@ def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
 
     A bias of ``2^(width-1)`` in each field undoes the borrows.
     """
-    if len(words) != sum_words(elements, width):
-        raise ValueError(f"words: {len(words)} words cannot hold {elements} digits of {width} bits")
+    checks.check_sum_words(len(words), elements, width)
     fields = 32 // width
     bias = sum(1 << (width * field + width - 1) for field in range(fields))
     biased = words.view(np.uint32).reshape(-1, ROW) + np.uint32(bias)
@@ -652,8 +650,7 @@ def pack_codes(
 
 def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
     """Unpack the codes of ``pack_codes``, uint32."""
-    if len(words) < code_words(elements, bits):
-        raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
+    checks.check_code_words(len(words), elements, bits)
     tile_count = tiles(elements)
     grid = _padded(words.view(np.uint32), bits * ROW)[: tile_count * bits * ROW].reshape(-1, bits, ROW)
     codes = np.empty((tile_count, 32, ROW), np.uint32)

@@ -25,7 +25,7 @@ from horovod_quant.kernels.reference import (
     store_float32,
     unpack_sum,
 )
-from horovod_quant.kernels.rotation import grids, random_signs, rotated_elements, transformed
+from horovod_quant.kernels.rotation import grids, rotated, rotated_back, rotated_elements
 
 WEIGHTS = hash32(0, TILE, Key(0, 0)) | np.uint32(1)
 """Weights of a bucket's integers in its check: odd, so that no multiple of 2^width vanishes."""
@@ -125,21 +125,16 @@ def decode_rotated_sum(
         count, size = values.shape
         part = digits[position : position + values.size].reshape(count, size).astype(np.float32)
         at = (first - start) // TILE
-        rotated_back = transformed(part) * random_signs(count, size, signs, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             units = steps[at : at + count, None] * np.float32(factor) * np.float32(1 / size)
-            decoded.append(
-                (transformed(rotated_back) * random_signs(count, size, signs, first, 0) * units).reshape(-1)
-            )
+            decoded.append((rotated_back(part, signs, first) * units).reshape(-1))
         position += values.size
     return store_float32(np.concatenate(decoded)[: len(out)], out)
 
 
 def _rotated(x: np.ndarray, key: Key, first: int) -> np.ndarray:
-    count, size = x.shape
     with np.errstate(over="ignore", invalid="ignore"):
-        z = transformed(x * np.float32(1 / size) * random_signs(count, size, key, first, 0))
-        return transformed(z * random_signs(count, size, key, first, 1))
+        return rotated(x * np.float32(1 / x.shape[1]), key, first)
 
 
 def _checks(digits: np.ndarray) -> np.ndarray:

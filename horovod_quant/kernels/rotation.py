@@ -31,6 +31,7 @@ from horovod_quant.kernels.keys import Key, hash32
 from horovod_quant.kernels.layout import ROW, TILE, code_words, tiles
 from horovod_quant.kernels.reference import (
     MIN_NORM,
+    _lanes_in_a_tree,
     _store,
     as_float32,
     bucket_maxima,
@@ -70,6 +71,11 @@ def rotated_elements(elements: int) -> int:
     """Return the number of coordinates of a rotated tensor."""
     rest = elements % TILE
     return elements - rest + (max(ROW, 1 << (rest - 1).bit_length()) if rest else 0)
+
+
+def rotated_words(elements: int, bits: int) -> int:
+    """Return the number of int32 words of a rotated tensor's codes."""
+    return code_words(rotated_elements(elements), bits)
 
 
 def encode_rotated(
@@ -127,11 +133,9 @@ def decode_rotated(
         count, size = values.shape
         part = codes[position : position + count * size].reshape(count, size)
         at = position // TILE
-        levels = transformed(_level_values(part, bits, trellis)) * random_signs(count, size, key, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
-            restored = (
-                transformed(levels) * random_signs(count, size, key, first, 0) * units[at : at + count, None]
-            )
+            values = rotated_back(_level_values(part, bits, trellis), key, first)
+            restored = values * units[at : at + count, None]
         decoded.append(restored.reshape(-1))
         position += count * size
     return store_float32(np.concatenate(decoded)[: len(out)], out)
@@ -205,8 +209,7 @@ def _encoded(x: np.ndarray, bits: int, key: Key, first: int, trellis: bool) -> t
     x = x * np.ldexp(np.float32(1), -shift)[:, None]
     x = np.where(np.abs(x) < SMALLEST, np.float32(0), x)
 
-    z = transformed(x * random_signs(count, size, key, first, 0))
-    z = transformed(z * random_signs(count, size, key, first, 1))
+    z = rotated(x, key, first)
     squares = lane_sums(x * x)
     unit = np.sqrt(squares * size).astype(np.float32)
     codes = trellis_codes(z, unit, bits, LEVELS[bits]) if trellis else _nearest_codes(z, unit, bits)
@@ -238,6 +241,22 @@ def transformed(values: np.ndarray) -> np.ndarray:
     return values
 
 
+def rotated(x: np.ndarray, key: Key, first: int) -> np.ndarray:
+    """Return ``H D2 H D1 x`` of each row."""
+    count, size = x.shape
+    for number in range(2):
+        x = transformed(x * random_signs(count, size, key, first, number))
+    return x
+
+
+def rotated_back(z: np.ndarray, key: Key, first: int) -> np.ndarray:
+    """Return ``D1 H D2 H z`` of each row."""
+    count, size = z.shape
+    for number in (1, 0):
+        z = transformed(z) * random_signs(count, size, key, first, number)
+    return z
+
+
 def random_signs(count: int, size: int, key: Key, first: int, number: int) -> np.ndarray:
     """Return random +-1 for each element.
 
@@ -262,11 +281,7 @@ def lane_sums(terms: np.ndarray) -> np.ndarray:
         for row in rows[:, first : first + ROWS_OF_A_SUM].swapaxes(0, 1):
             few_rows += row
         lanes += few_rows
-    half = ROW // 2
-    while half:
-        lanes = lanes[:, :half] + lanes[:, half : 2 * half]
-        half //= 2
-    return lanes[:, 0]
+    return _lanes_in_a_tree(lanes)
 
 
 def check_scales(count: int, elements: int) -> None:

@@ -1,14 +1,15 @@
-"""Offsets of payloads' parts and keys of segments, as arrays."""
+"""Offsets of payloads' parts, keys and starts of segments, as arrays."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Callable
 
 import numpy as np
 
 from horovod_quant.kernels.keys import correlated_keys_of, keys_of
-from horovod_quant.kernels.layout import ROW, buckets, code_words, tiles
-from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.layout import ROW, TILE
+from horovod_quant.kernels.rotation import rotated_words
 from horovod_quant.kernels.segments import Batch, Rounder
 
 
@@ -19,7 +20,37 @@ def keys_of_batch(batch: Batch, rounder: Rounder) -> np.ndarray:
     return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank)
 
 
-# The segments of every step have the same lengths.
+def starts_of_batch(batch: Batch, count: int) -> np.ndarray:
+    """Return the starts of a batch's segments, ``count`` in number."""
+    if not len(batch.starts) == len(batch.chains) == len(batch.elements) == count:
+        raise ValueError(
+            f"{len(batch.starts)} starts, {len(batch.chains)} chains and {len(batch.elements)} lengths "
+            f"of {count} gradients"
+        )
+    return np.array(batch.starts, np.int64)
+
+
+def check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int) -> None:
+    """Raise ValueError unless all gradients' words or norms are within the array."""
+    if offsets.shape != lengths.shape or (offsets < 0).any() or (offsets + lengths > room).any():
+        raise ValueError(
+            f"offsets of {len(lengths)} gradients' {what}: not all within {room} words, but {offsets}"
+        )
+
+
+# The segments of every step have the same lengths. Cached arrays are never modified.
+
+
+@lru_cache(maxsize=1024)
+def counts_of(elements: tuple[int, ...], unit: int) -> np.ndarray:
+    """Return the number of units that each segment's elements fill."""
+    return -(-np.array(elements, np.int64) // unit)
+
+
+@lru_cache(maxsize=1024)
+def lengths_of(function: Callable[[int, int], int], elements: tuple[int, ...], width: int) -> np.ndarray:
+    """Return the values of a function of `layout` for all segments."""
+    return np.array([function(count, width) for count in elements], np.int64)
 
 
 @lru_cache(maxsize=256)
@@ -28,7 +59,7 @@ def code_offsets(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the offsets of each segment's norms and codes."""
     first = np.array(at[: len(elements)], np.int64)
-    return first, first + np.array([buckets(count, bucket_size) for count in elements], np.int64)
+    return first, first + counts_of(elements, bucket_size)
 
 
 @lru_cache(maxsize=256)
@@ -41,8 +72,7 @@ def rotated_offsets(
     """
     first = np.array(at[: len(elements)], np.int64)
     filled = np.array(elements, np.int64) > 0
-    lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
-    return filled, first + filled, first + filled + lengths
+    return filled, first + filled, first + filled + lengths_of(rotated_words, elements, bits)
 
 
 @lru_cache(maxsize=256)
@@ -52,7 +82,7 @@ def flag_offsets(at: tuple[int, ...], elements: tuple[int, ...]) -> tuple[np.nda
     Also returns the word's index and the bit of each tile's flag.
     """
     first = np.array(at[: len(elements)], np.int64)
-    counts = np.array([tiles(count) for count in elements], np.int64)
+    counts = counts_of(elements, TILE)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     words = np.repeat(first + ROW * counts, counts) + number // ROW
     bits = np.left_shift(np.uint32(1), (number % ROW).astype(np.uint32)).view(np.int32)

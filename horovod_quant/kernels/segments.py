@@ -9,6 +9,7 @@ with bit-identical results.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
@@ -16,9 +17,10 @@ import numpy as np
 
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.buffer_view import as_array
+from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import Key, RngKey
-from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum_words, tiles
-from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, split, sum_words, tiles
+from horovod_quant.kernels.rotation import rotated_words
 
 
 class Segment(NamedTuple):
@@ -54,6 +56,7 @@ class Rounder(NamedTuple):
         return chain.key(self.domain, step, self.rank)
 
 
+@dataclass(eq=False)
 class Batch:
     """Segments for one call of a kernel, with their random keys.
 
@@ -68,36 +71,19 @@ class Batch:
         table: a backend's data about the values, kept between its kernels.
     """
 
-    # Not a tuple: Python's garbage collector would count it, and scan the objects of a framework more often.
-    __slots__ = ("chains", "elements", "starts", "states", "steps", "table", "values")
-
-    def __init__(
-        self,
-        elements: tuple[int, ...],
-        starts: Sequence[int],
-        chains: Sequence[RngKey],
-        steps: Sequence[Any] = (),
-        values: Sequence[Any] = (),
-        states: Sequence[Any] = (),
-    ) -> None:
-        self.elements = elements
-        self.starts = starts
-        self.chains = chains
-        self.steps = steps
-        self.values = values
-        self.states = states
-        self.table: Any = None
+    elements: tuple[int, ...]
+    starts: Sequence[int]
+    chains: Sequence[RngKey]
+    steps: Sequence[Any] = ()
+    values: Sequence[Any] = ()
+    states: Sequence[Any] = ()
+    table: Any = None
 
     def with_steps(self, steps: Sequence[Any]) -> Batch:
         return Batch(self.elements, self.starts, self.chains, steps, self.values)
 
     def with_values(self, values: Sequence[Any]) -> Batch:
         return Batch(self.elements, self.starts, self.chains, self.steps, values)
-
-
-def split_points(lengths: Sequence[int]) -> list[int]:
-    """Return the offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
-    return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
 
 
 Source = tuple[Any, Sequence[int], Sequence[Segment]]
@@ -137,8 +123,7 @@ class SegmentKernels:
     def pack(self, lengths: Sequence[int], decode: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
         """Return a float32 array whose parts ``decode`` writes."""
         whole = self._kernels.empty(sum(lengths))
-        bounds = split_points(lengths)
-        decode([whole[start:stop] for start, stop in zip(bounds, bounds[1:])])
+        decode(split(whole, lengths))
         return whole
 
     def convert(self, batch: Batch, dtype: str) -> Any:
@@ -159,20 +144,18 @@ class SegmentKernels:
 
     # ---- norms and codes: the payload of a segment is its norms, and then its codes
 
-    def encode_codes(
-        self, levels: str, norm: str, bucket_size: int, bits: int, batch: Batch, rounder: Rounder, at: Any
-    ) -> Any:
+    def encode_codes(self, codec: CodeFormat, batch: Batch, rounder: Rounder, at: Any) -> Any:
         """Encode the payloads of all segments, at offsets ``at[i]``.
 
         ``at[-1]`` is the total length.
         """
-        kernels = self._kernels
-        encode = kernels.encode_exponential if levels == "exponential" else kernels.encode_uniform_codes
+        kernels, bucket_size, bits = self._kernels, codec.bucket_size, codec.bits
+        encode = kernels.encode_exponential if codec.is_exponential else kernels.encode_uniform_codes
         norms: dict[int, Any] = {}
 
         def fill_norms(i: int, out: Any) -> Any:
             values = as_array(batch.values[i])
-            if norm == "max":
+            if codec.norm == "max":
                 found = kernels.bucket_maxima(values, bucket_size, out)
             else:
                 found = kernels.norms_of_square_sums(kernels.bucket_square_sums(values, bucket_size))
@@ -192,21 +175,14 @@ class SegmentKernels:
         return kernels.pack([*parts, no_part(np.int32)])
 
     def decode_codes(
-        self,
-        levels: str,
-        bucket_size: int,
-        bits: int,
-        payloads: Sequence[Any],
-        at: Sequence[int],
-        factor: Any,
-        outs: Sequence[Any],
+        self, codec: CodeFormat, payloads: Sequence[Any], at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
         """Write the payloads' sum of each segment, times a factor.
 
         Payloads are added in order; segment i begins at ``at[i]``.
         """
-        kernels = self._kernels
-        decode = kernels.decode_exponential if levels == "exponential" else kernels.decode_uniform_codes
+        kernels, bucket_size, bits = self._kernels, codec.bucket_size, codec.bits
+        decode = kernels.decode_exponential if codec.is_exponential else kernels.decode_uniform_codes
         results = []
         for out, start in zip(outs, at):
             elements = out.shape[0]
@@ -220,7 +196,7 @@ class SegmentKernels:
     # ---- rotated codes: the payload of a segment is the word of its step, its codes, and its scales
 
     def encode_rotated(
-        self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
+        self, codec: RotatedFormat, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
         """Encode rotated codes, as `encode_codes`.
 
@@ -239,19 +215,22 @@ class SegmentKernels:
                 key = kernels.key_of_word(chain, rounder.domain, step_words[i], rounder.rank)
             values = as_array(batch.values[i])
             words, scales[i] = kernels.encode_rotated(
-                values, bits, key, batch.starts[i], out, trellis=trellis
+                values, codec.bits, key, batch.starts[i], out, trellis=codec.trellis
             )
             return words
 
         def fill_step(i: int, out: Any) -> Any:
             return kernels.step_word(batch.steps[i], out) if step_words is None else step_words[i]
 
+        def fill_scales(i: int, out: Any) -> Any:
+            return scales.pop(i)
+
         parts: list[Any] = []
         for i, count in enumerate(batch.elements):
             if count:
                 parts.append((1, np.int32, partial(fill_step, i)))
-            parts.append((code_words(rotated_elements(count), bits), np.int32, partial(fill_words, i)))
-            parts.append((tiles(count), np.float32, partial(_popped, scales, i)))
+            parts.append((rotated_words(count, codec.bits), np.int32, partial(fill_words, i)))
+            parts.append((tiles(count), np.float32, partial(fill_scales, i)))
         return kernels.pack([*parts, no_part(np.int32)])
 
     def step_words(self, payload: Any, at: Sequence[int], elements: Sequence[int]) -> Sequence[Any]:
@@ -260,8 +239,7 @@ class SegmentKernels:
 
     def decode_rotated(
         self,
-        bits: int,
-        trellis: bool,
+        codec: RotatedFormat,
         batch: Batch,
         domain: str,
         payloads: Sequence[Any],
@@ -270,12 +248,12 @@ class SegmentKernels:
         outs: Sequence[Any],
     ) -> Sequence[Any]:
         """Decode as `decode_codes`; rank r of the domain has encoded payload r."""
-        kernels = self._kernels
+        kernels, bits = self._kernels, codec.bits
         results = []
         for i, (out, start) in enumerate(zip(outs, at)):
             elements = batch.elements[i]
             first = start + min(elements, 1)
-            middle = first + code_words(rotated_elements(elements), bits)
+            middle = first + rotated_words(elements, bits)
             end = middle + tiles(elements)
             chain = batch.chains[i]
             keys = [
@@ -286,7 +264,7 @@ class SegmentKernels:
             ]
             scales = [kernels.view(payload[middle:end], np.float32) for payload in payloads]
             words = [payload[first:middle] for payload in payloads]
-            rest = (factor, as_array(out), batch.starts[i], trellis)
+            rest = (factor, as_array(out), batch.starts[i], codec.trellis)
             if len(payloads) == 1:
                 results.append(kernels.decode_rotated(words[0], scales[0], bits, keys[0], *rest))
             else:
@@ -309,71 +287,37 @@ class SegmentKernels:
         ]
         return kernels.pack([*parts, no_part(dtype)])
 
-    def encode_sums(
-        self,
-        bucket_size: int,
-        levels: int,
-        width: int,
-        batch: Batch,
-        rounder: Rounder,
-        norms: Any,
-        norm_at: Sequence[int],
-    ) -> Any:
+    def encode_sums(self, codec: SumFormat, batch: Batch, rounder: Rounder, norms: Any) -> Any:
         """Encode the digits of all segments, concatenated, and the word.
 
-        Args:
-            bucket_size, levels, width, batch, rounder: as in `encode_codes`; ``width`` is the bits of a field.
-            norms: the norms of all segments.
-            norm_at: the offset of each segment's norms, and their number.
+        ``norms`` are those of all segments.
         """
-        kernels = self._kernels
+        norm_at, _ = codec.offsets(batch.elements)
 
         def fill(i: int, out: Any) -> Any:
             key = rounder.key(batch.chains[i], batch.steps[i])
             local = norms[norm_at[i] : norm_at[i + 1]]
-            return kernels.encode_uniform_sum(
-                as_array(batch.values[i]), local, bucket_size, levels, width, key, batch.starts[i], out
-            )
+            arguments = (codec.bucket_size, codec.levels, codec.width, key, batch.starts[i], out)
+            return self._kernels.encode_uniform_sum(as_array(batch.values[i]), local, *arguments)
 
         parts: list[Any] = [
-            (sum_words(count, width), np.int32, partial(fill, i)) for i, count in enumerate(batch.elements)
+            (sum_words(count, codec.width), np.int32, partial(fill, i))
+            for i, count in enumerate(batch.elements)
         ]
-        return kernels.pack([*parts, (1, np.int32, _one)])
+        return self._kernels.pack([*parts, (1, np.int32, lambda out: np.ones(1, np.int32))])
 
     def decode_sums(
-        self,
-        bucket_size: int,
-        levels: int,
-        width: int,
-        words: Any,
-        word_at: Sequence[int],
-        norms: Any,
-        norm_at: Sequence[int],
-        segments: Sequence[int],
-        factor: Any,
-        outs: Sequence[Any],
-        table: Any = None,
+        self, codec: SumFormat, sums: Sums, tensors: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        """Write the sums of these segments, by their numbers, times a factor.
-
-        Args:
-            words: the words of all segments, at offsets ``word_at[i]``.
-            norms: the norms of all segments.
-            norm_at: the offset of each segment's norms.
-            table: the table of the `Batch` whose values the results may overwrite.
-        """
-        return [
-            self._kernels.decode_uniform_sum(
-                words[word_at[i] : word_at[i + 1]],
-                norms[norm_at[i] : norm_at[i + 1]],
-                bucket_size,
-                levels,
-                width,
-                factor,
-                as_array(out),
-            )
-            for i, out in zip(segments, outs)
-        ]
+        """Write the sums of these tensors, by their numbers, times a factor."""
+        norm_at, word_at = codec.offsets(sums.elements)
+        results = []
+        for i, out in zip(tensors, outs):
+            words = sums.words[word_at[i] : word_at[i + 1]]
+            norms = sums.norms[norm_at[i] : norm_at[i + 1]]
+            arguments = (codec.bucket_size, codec.levels, codec.width, factor, as_array(out))
+            results.append(self._kernels.decode_uniform_sum(words, norms, *arguments))
+        return results
 
     # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
 
@@ -447,14 +391,6 @@ def any_flags(payloads: Sequence[Any], start: int, elements: int) -> Part:
         return found
 
     return length, np.int32, fill
-
-
-def _one(out: Any) -> np.ndarray:
-    return np.ones(1, np.int32)
-
-
-def _popped(found: dict[int, Any], i: int, out: Any) -> Any:
-    return found.pop(i)
 
 
 def segment_kernels(kernels: Any) -> SegmentKernels:

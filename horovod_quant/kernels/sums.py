@@ -1,4 +1,4 @@
-"""Fixed-order sums, and statistics of whole tensors.
+"""Fixed-order sums, statistics of whole tensors, and clipping by the L2 norm.
 
 Sums have 24 significant bits. So the product of two of them is exact in float64, and a fused multiply-add does not
 change a result.
@@ -80,3 +80,19 @@ def tensor_deviation(kernels: Any, x: np.ndarray) -> np.ndarray:
         variance = squares * inverse - mean * mean
         deviation = kernels.norms_of_square_sums(np.where(variance > 0, variance, 0.0))
     return np.where(squares < np.inf, deviation, np.float32(np.inf))
+
+
+def clip(kernels: Any, x: np.ndarray, most: float) -> np.ndarray:
+    """Scale ``x`` down to an L2 norm of at most ``most``.
+
+    Returns float32 if the norm exceeds it, else ``x``. The tiles' square sums are added in a tree, so that all backends
+    are bit-identical. A gradient whose norm is not finite is returned unchanged.
+    """
+    sums = kernels.bucket_square_sums(x, TILE)
+    if not len(sums):
+        return x
+    norm = kernels.norms_of_square_sums(in_a_tree(sums))[0]
+    if not np.float32(most) < norm < np.inf:
+        return x
+    values = kernels.to_float32(x, np.empty(len(x), np.float32))
+    return kernels.scale([values], float(np.float32(most) / norm), values)

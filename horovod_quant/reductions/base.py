@@ -55,13 +55,9 @@ def whole_batch(gradients: Sequence[Gradient]) -> Batch:
 
 
 def segments_batch(gradients: Sequence[Gradient], segments: Sequence[Segment], with_values: bool) -> Batch:
+    batch = received_batch(gradients, segments)
     local = [gradients[segment.tensor] for segment in segments]
-    batch = Batch(
-        tuple([segment.elements for segment in segments]),
-        [gradient.start + segment.start for gradient, segment in zip(local, segments)],
-        [gradient.keys for gradient in local],
-        [gradient.step for gradient in local],
-    )
+    batch.steps = [gradient.step for gradient in local]
     if with_values:
         parts = [_part(gradient, segment) for gradient, segment in zip(local, segments)]
         batch.values, batch.states = zip(*parts) if parts else ((), ())
@@ -79,7 +75,7 @@ def _part(gradient: Gradient, segment: Segment) -> tuple[Any, BinaryState | None
     return values[start:stop], state
 
 
-def received_batch(tensors: Sequence[TensorInfo], segments: Sequence[Segment]) -> Batch:
+def received_batch(tensors: Sequence[TensorInfo] | Sequence[Gradient], segments: Sequence[Segment]) -> Batch:
     local = [tensors[segment.tensor] for segment in segments]
     return Batch(
         tuple([segment.elements for segment in segments]),

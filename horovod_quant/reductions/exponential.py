@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.codecs.base import REDUCER
-from horovod_quant.codecs.shared_scale import norm_offsets
 from horovod_quant.kernels.arrays import Part, no_part, whole_tiles
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.layout import TILE, tiles
+from horovod_quant.kernels.formats import norm_offsets
+from horovod_quant.kernels.layout import TILE, buckets, split, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.kernels.segments import Batch, Rounder, Segment
 from horovod_quant.reductions.base import whole_batch, worker_rounder
@@ -154,8 +154,7 @@ class ExponentialReduction:
             raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")
         dtype = np.int8 if highest <= 127 else np.int16
         count, at = len(batch.elements), tuple(split_points(batch.elements))
-        norm_at = norm_offsets(batch.elements, self.bucket_size)
-        local_norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(count)]
+        local_norms = split(norms, [buckets(elements, self.bucket_size) for elements in batch.elements])
         rounder = worker_rounder("worker", workers, self.correlated)
         digits = np.empty(at[-1], dtype)
         for i in range(count):

@@ -13,7 +13,8 @@ from horovod_quant.codecs.base import Codec
 from horovod_quant.codecs.floats import Floats
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.segments import Rounder, Source, segment_kernels, split_points
+from horovod_quant.kernels.layout import split
+from horovod_quant.kernels.segments import Rounder, Source, segment_kernels
 from horovod_quant.reductions.base import Reduction, segments_batch
 from horovod_quant.reductions.requests import (
     CROSS,
@@ -211,8 +212,7 @@ def _as_it_is(array: Any, out: Any) -> Any:
 
 def _split_words(array: Any, layout: Sequence[tuple[int, Any]], kernels: Any) -> list[Any]:
     """Split words into the consecutive arrays."""
-    at = split_points([length for length, _ in layout])
-    pieces = [array[at[i] : at[i + 1]] for i in range(len(layout))]
+    pieces = split(array, [length for length, _ in layout])
     return [
         kernels.view(piece, dtype) if np.dtype(dtype) != WORDS else piece
         for piece, (_, dtype) in zip(pieces, layout)

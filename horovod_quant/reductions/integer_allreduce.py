@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.codecs.shared_scale import SharedScaleSums, norm_offsets
+from horovod_quant.codecs.shared_scale import SharedScaleSums
+from horovod_quant.kernels.formats import Sums, norm_offsets
 from horovod_quant.kernels.segments import Batch, segment_kernels
 from horovod_quant.reductions.base import whole_batch, worker_rounder
 from horovod_quant.reductions.requests import Allreduce, Collective, Request, Workers, validated
@@ -35,11 +36,11 @@ class IntegerAllreduce:
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         batch = whole_batch(gradients)
         norms = yield from shared_norms(batch, self.codec.norm, self.codec.bucket_size, workers, kernels)
-        norm_at, word_at = self.codec.offsets(batch.elements)
+        _, word_at = self.codec.offsets(batch.elements)
         rounder = worker_rounder(self.codec.domain, workers, self.correlated)
-        words = self.codec.encode(kernels, batch, rounder, norms, norm_at)
+        words = self.codec.encode(kernels, batch, rounder, norms)
         words = yield from validated(Allreduce(words, "sum", bytes_between(word_at, 4)), workers)
-        return self._decoded(norms, words, batch.elements, kernels, batch.table)
+        return self._decoded(Sums(words, norms, batch.elements, batch.table), kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
         """Return the lengths of norms, and of sums with the worker count."""
@@ -50,15 +51,13 @@ class IntegerAllreduce:
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         norms, words = received
-        return self._decoded(norms, words, tuple([each.elements for each in tensors]), kernels, None)
+        return self._decoded(Sums(words, norms, tuple([each.elements for each in tensors])), kernels)
 
-    def _decoded(
-        self, norms: Any, words: Any, elements: tuple[int, ...], kernels: Any, table: Any
-    ) -> Decoded:
+    def _decoded(self, sums: Sums, kernels: Any) -> Decoded:
         def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-            return self.codec.decode(kernels, words, norms, elements, tensors, factor, outs, table)
+            return self.codec.decode(kernels, sums, tensors, factor, outs)
 
-        return Decoded(words[-1], decode=decode, received=[norms, words])
+        return Decoded(sums.words[-1], decode=decode, received=[sums.norms, sums.words])
 
 
 def collective_of_norms(norm: str) -> Collective:

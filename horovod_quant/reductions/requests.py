@@ -8,7 +8,8 @@ from typing import Any, Callable, NamedTuple, Union
 import numpy as np
 
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.segments import split_points as split_points
+from horovod_quant.kernels.layout import split
+from horovod_quant.kernels.layout import split_points as split_points
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
 """Groups of workers: all; those of one node; those with the same local rank, one per node."""
@@ -196,8 +197,7 @@ def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
         lengths = [local] * (len(buffer) // local)
     if sum(lengths) != len(buffer):
         raise ValueError(f"an allgather returned {len(buffer)} elements where {sum(lengths)} were expected")
-    at = split_points(lengths)
-    return [buffer[at[i] : at[i + 1]] for i in range(len(lengths))]
+    return split(buffer, lengths)
 
 
 def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:

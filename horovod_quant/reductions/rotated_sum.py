@@ -22,10 +22,9 @@ from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.codecs.rotated_sum_steps import LEAST_SHARE, SAMPLES, estimate_margin, rotated_sum_step
 from horovod_quant.kernels.arrays import Part
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import TILE, ceil_div, sum_words, tiles
+from horovod_quant.kernels.layout import TILE, ceil_div, split_points, sum_words, tiles
 from horovod_quant.kernels.reference import MIN_NORM, as_float32, store_float32
 from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.kernels.segments import split_points
 from horovod_quant.reductions.base import Reduction, worker_rounder
 from horovod_quant.reductions.integer_allreduce import bytes_between
 from horovod_quant.reductions.requests import Allreduce, Collective, Workers, validated
@@ -160,25 +159,15 @@ def _known_count(elements: int) -> int:
 
 def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
     """Return the parts of the buckets' squared norms and first coordinates."""
-    found: list[Part] = [
-        (tiles(gradient.elements), np.float64, partial(kernels.bucket_square_sums, gradient.values, TILE))
-    ]
-    for pieces in _pieces(gradient.elements):
+    values, elements = gradient.values, gradient.elements
+
+    def samples(pieces: _Pieces, out: Any) -> Any:
         low, high = pieces.first * TILE, (pieces.first + pieces.buckets) * TILE
-        samples = partial(
-            _samples,
-            kernels,
-            gradient.values[low:high],
-            pieces.samples,
-            _sign_key(gradient),
-            gradient.start + low,
-        )
-        found.append((pieces.all_samples, np.float64, samples))
-    return found
+        start = gradient.start + low
+        return kernels.rotated_samples(values[low:high], pieces.samples, _sign_key(gradient), start)
 
-
-def _samples(kernels: Any, values: Any, samples: int, signs: Key, start: int, out: Any) -> Any:
-    return kernels.rotated_samples(values, samples, signs, start)
+    norms: Part = (tiles(elements), np.float64, partial(kernels.bucket_square_sums, values, TILE))
+    return [norms, *((each.all_samples, np.float64, partial(samples, each)) for each in _pieces(elements))]
 
 
 def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarray:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from horovod_quant.codecs.base import Codec
-from horovod_quant.kernels.layout import ceil_div
-from horovod_quant.kernels.segments import Segment, split_points
+from horovod_quant.kernels.layout import ceil_div, split_points
+from horovod_quant.kernels.segments import Segment
 
 
 class Part(NamedTuple):

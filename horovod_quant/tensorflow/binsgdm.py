@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -47,7 +47,7 @@ class BinSGDMCompressor(Compressor):
 
     def _bind(self) -> None:
         super()._bind()
-        self._optimizer: weakref.ref | None = None
+        self._optimizer: Callable[[], Any] = lambda: None
 
     def _welcome(self, optimizer: Any) -> None:
         self._optimizers.add(optimizer)
@@ -55,10 +55,9 @@ class BinSGDMCompressor(Compressor):
         if own is None:
             raise ValueError(
                 f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with the optimizer "
-                f"{type(optimizer).__name__}; use "
-                f"DistributedOptimizer(hvq.optim.BinSGDM(...), ...)"
+                f"{type(optimizer).__name__}; use DistributedOptimizer(hvq.optim.BinSGDM(...), ...)"
             )
-        known = None if self._optimizer is None else self._optimizer()
+        known = self._optimizer()
         if known is not None and known is not own:
             raise ValueError(
                 "compression=BinSGDM(): this compressor is already used by another optimizer; construct one for each "
@@ -85,12 +84,11 @@ class BinSGDMCompressor(Compressor):
         return tensor, None
 
     def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> StoredState:
-        optimizer = None if self._optimizer is None else self._optimizer()
+        optimizer = self._optimizer()
         if optimizer is None or call.variable is None:
             raise ValueError(
                 "compression=BinSGDM(): it needs the optimizer of the same name, but was used with no optimizer; use "
-                "DistributedOptimizer(hvq.optim.BinSGDM(...), ...), or with a tape "
-                "BinSGDM(optimizer=...)"
+                "DistributedOptimizer(hvq.optim.BinSGDM(...), ...), or with a tape BinSGDM(optimizer=...)"
             )
         return optimizer.stored_state(call.variable, call.variables, moves_by_averages(scheme))
 
@@ -122,11 +120,9 @@ class BinSGDMCompressor(Compressor):
         )
 
     def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
-        optimizer = None if self._optimizer is None else self._optimizer()
-        assert optimizer is not None
         assert member.state is not None
         elements = member.state.momentum.shape.num_elements()
         scheme = member.scheme.for_workers(found.workers)
         start, stop = scheme.owned(member.chain.name, elements, found.workers)  # as the reduction does
         process_set = found.process_sets[LOCAL]
-        return member._replace(state=optimizer.keep_part(member.state, start, stop, process_set))
+        return member._replace(state=self._optimizer().keep_part(member.state, start, stop, process_set))

@@ -15,8 +15,9 @@ from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.frontends.calls import check_dtype, check_operation, check_process_set
-from horovod_quant.frontends.frontend import BaseCompressor
-from horovod_quant.frontends.stats import OTHER_NAMES, Stats, total_of
+from horovod_quant.frontends.frontend import BaseCompressor, gradient_fingerprint
+from horovod_quant.frontends.installing import require_horovod
+from horovod_quant.frontends.stats import OTHER_NAMES, Stats
 from horovod_quant.frontends.step_counts import UNNAMED
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
@@ -43,7 +44,6 @@ from horovod_quant.tensorflow.horovod_call import (
     name_of,
     optimizer_being_made,
     own_variable,
-    require_horovod,
 )
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.measured import ErrorSampler
@@ -103,7 +103,7 @@ class Compressor(BaseCompressor):
     _in_copies = ("_names_in_copies",)
 
     def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
-        require_horovod()
+        require_horovod("tensorflow", "TensorFlow")
         super().__init__(scheme, kernels=kernels, **common)
         if not self.overlap:
             raise ValueError("overlap=False: TensorFlow decides when a collective starts; leave it out")
@@ -172,8 +172,6 @@ class Compressor(BaseCompressor):
         self._warn_if_nothing_is_compressed(_elements_of(named))
 
     def _bind(self) -> None:
-        self._chains: dict[str, RngKey] = {}
-        self._steps: dict[str, int] = {}
         self._first: dict[str, int] = {}
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
@@ -182,7 +180,6 @@ class Compressor(BaseCompressor):
         self._open: Group | None = None
         self._state_memory = ReusedMemory()
         self._known_names: set[tuple[str, ...]] = set()
-        self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
         self._looked_for_groups = False
         self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
 
@@ -197,7 +194,8 @@ class Compressor(BaseCompressor):
             raise RuntimeError(
                 "load_state_dict: this compressor has already reduced gradients; load the state before that"
             )
-        self._steps, self._first, self._first_step = counts, dict(counts), first_step
+        super()._resume_at(counts, first_step)
+        self._first = dict(counts)
 
     def stats(self) -> Stats:
         """Return bytes sent and their float32 equivalent, per parameter and in total.
@@ -205,19 +203,15 @@ class Compressor(BaseCompressor):
         Raises:
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
         """
-        found = self._traffic.stats()
-        parameters: dict[str, tuple[float, float, int]] = dict(found.parameters)
-        times: Counter[str] = Counter()
         for (name, *_), ledger in self._ledgers.items():
-            (sent, float32_bytes, again), exchanges = parameters.get(name, (0.0, 0.0, 0)), ledger.exchanges()
-            parameters[name] = (
-                sent + exchanges * ledger.bytes_sent,
-                float32_bytes + exchanges * ledger.float32_bytes,
-                again,
-            )
-            times[name] += exchanges
-        whole = total_of(parameters, max([found.steps, *times.values()]))
-        return whole._replace(uncounted=tuple(self._uncounted(parameters)), nmse=self._sampler.nmse)
+            self._add_up(name, ledger)
+        return super().stats()._replace(nmse=self._sampler.nmse)
+
+    def _add_up(self, name: str, ledger: Ledger) -> None:
+        """Count the reductions of a graph since the last call."""
+        times = ledger.take()
+        self._traffic.expect(name, times * ledger.float32_bytes, times)
+        self._traffic.count(name, times * ledger.bytes_sent)
 
     def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
         known = self._names.values() if self._names else itertools.chain(*self._known_names)
@@ -310,9 +304,7 @@ class Compressor(BaseCompressor):
         ledger = None if elements is None else self._ledgers.pop((name, elements, None), None)
         if ledger is not None:
             self._first_step = max(self._first_step, ledger.next())
-            exchanges = ledger.exchanges()
-            self._traffic.expect(OTHER_NAMES, exchanges * ledger.float32_bytes)
-            self._traffic.count(OTHER_NAMES, exchanges * ledger.bytes_sent)
+            self._add_up(name, ledger)
         if is_last:
             self._traffic.merge(name, OTHER_NAMES)
             self._first_step = max(self._first_step, self._steps.pop(name, 0))
@@ -407,20 +399,19 @@ class Compressor(BaseCompressor):
     ) -> tuple[tf.Tensor, Any]:
         self._warn_without_groups(call)
         # Where Horovod uses generic names, the variables' names may differ between workers.
-        common_name = name if call.operation is None else call.operation
+        common_name = str(name if call.operation is None else call.operation)
         shape = _shape(call, tensor)
         dimensions = None if shape.rank is None else tuple(shape)
         also = self._also_carried(tensor)
-        signs = self._fingerprint(str(common_name), dimensions, tensor.dtype.name, scheme)[len(also) :]
+        signs = gradient_fingerprint(common_name, dimensions, tensor.dtype.name, scheme, self.seed)
+        signs = signs[len(also) :]
         key = call.key or name
-        if key not in self._chains:
-            self._chains[key] = RngKey(self.seed, key)
         state = self._state(call, name, scheme)
         member = Member(
             tensor,
             name,
             scheme,
-            self._chains[key],
+            self._chains.setdefault(key, RngKey(self.seed, key)),
             signs,
             lambda output: self._factor(name, signs, output[: 1 + len(signs)]),
             self._disagreement(name),

@@ -15,24 +15,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.frontends.installing import install_page
-
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and gives no warning. Use "
     "horovod_quant.keras.DistributedOptimizer, which has the same arguments; or hvd.DistributedGradientTape, which "
     "averages under Keras 3 as well, the gradients of [v.value for v in model.trainable_variables]"
 )
-
-
-def require_horovod() -> None:
-    """Raise ImportError, with the remedy, without Horovod built with TensorFlow."""
-    try:
-        import horovod.tensorflow  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"horovod_quant.tensorflow needs Horovod built with TensorFlow ({error}); {install_page()} has the commands"
-        ) from error
-
 
 # Inside allreduce_grads the variables can be placeholders for any of their kind; its callers have the real ones.
 _CALLERS_WITH_VARIABLES = {"__filtered_reduce_grads": "rv", "_filtered_reduce_grads": "rv", "gradient": "rs"}

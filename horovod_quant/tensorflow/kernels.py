@@ -24,16 +24,9 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_quant.kernels import keys
+from horovod_quant.kernels.checks import check_code_words, check_sum_words
 from horovod_quant.kernels.keys import MULTIPLIER_1, MULTIPLIER_2, WEYL, Key
-from horovod_quant.kernels.layout import (
-    ROW,
-    TILE,
-    WHOLE_TENSOR,
-    code_words,
-    filled_bucket_size,
-    sum_words,
-    tiles,
-)
+from horovod_quant.kernels.layout import ROW, TILE, WHOLE_TENSOR, code_words, filled_bucket_size, tiles
 from horovod_quant.kernels.reference import MIN_NORM, check_operand, fraction_bits, uniform_levels
 from horovod_quant.kernels.sums import inverse_count
 from horovod_quant.tensorflow.cached_subgraph import by_rows, elementwise
@@ -635,7 +628,7 @@ def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def clip(x: tf.Tensor, most: float) -> tf.Tensor:
-    """Clip as `horovod_quant.kernels.clipping.clip`; the result is always float32."""
+    """Clip as `horovod_quant.kernels.sums.clip`; the result is always float32."""
     norm = _wide(norms_of_square_sums(_in_a_tree(bucket_square_sums(x, TILE))))
     longest = np.float64(np.float32(most))
     too_long = (norm > longest) & (norm <= _LARGEST)
@@ -679,8 +672,7 @@ def pack_sum(digits: tf.Tensor, width: int, out: None = None) -> tf.Tensor:
 
 
 def unpack_sum(words: tf.Tensor, width: int, elements: int) -> tf.Tensor:
-    if words.shape[0] != sum_words(elements, width):
-        raise ValueError(f"words: {words.shape[0]} words cannot hold {elements} digits of {width} bits")
+    check_sum_words(words.shape[0], elements, width)
     bias = sum(1 << (width * field + width - 1) for field in range(32 // width))
     biased = tf.reshape(_unsigned(words) + np.uint32(bias), [-1, 1, ROW])
     raised = tf.bitwise.right_shift(biased, _shifts(width)) & np.uint32((1 << width) - 1)
@@ -700,8 +692,7 @@ def pack_codes(codes: tf.Tensor, bits: int, out: None = None, whole_tiles: bool 
 
 
 def unpack_codes(words: tf.Tensor, bits: int, elements: int) -> tf.Tensor:
-    if words.shape[0] < code_words(elements, bits):
-        raise ValueError(f"words: {words.shape[0]} words cannot hold {elements} codes of {bits} bits")
+    check_code_words(words.shape[0], elements, bits)
     used = tiles(elements) * bits * ROW
     grid = tf.reshape(_padded(_unsigned(words), bits * ROW)[:used], [-1, bits, ROW])
     return tf.reshape(_unpacked(grid, bits), [-1])[:elements]

@@ -26,7 +26,7 @@ from horovod_quant.tensorflow.horovod_call import name_of, own_variable
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.member import StoredState
 from horovod_quant.tensorflow.parts import StatePart
-from horovod_quant.tensorflow.state import outside_of_functions, outside_of_traces
+from horovod_quant.tensorflow.state import outside_of_functions, outside_of_traces, uncollected_variable
 
 _HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
 
@@ -103,7 +103,7 @@ class BinaryUpdate:
 
     def _update_number(self) -> tf.Tensor:
         """Return the number of the current update, int64."""
-        return tf.cast(self.iterations.read_value(), tf.int64)
+        return tf.cast(own_variable(self.iterations).read_value(), tf.int64)
 
     def _largest_of(self, index: int) -> tf.Variable:
         """Return the variable with the largest magnitude of averages.
@@ -113,13 +113,7 @@ class BinaryUpdate:
 
         def make() -> None:
             # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
-            self._largest[index] = tf.compat.v1.Variable(
-                tf.zeros([]),
-                trainable=False,
-                collections=[],
-                use_resource=True,
-                name="horovod_quant_largest",
-            )
+            self._largest[index] = uncollected_variable(tf.zeros([]), "horovod_quant_largest")
 
         if index not in self._largest:
             outside_of_traces(make)
@@ -278,6 +272,16 @@ class SavedUpdate(BinaryUpdate):
     _momenta: list[Any]
     _scales: list[Any]
 
+    @property
+    def variables(self) -> Any:
+        """All variables except those whose elements are split among workers: see `gather_state`."""
+        variables = super().variables  # type: ignore[misc]
+        return type(variables)(self._without_parts(variables))
+
+    def _create_state(self, variables: Sequence[Any]) -> None:
+        if not hasattr(self, "_momenta"):
+            self.build(variables)  # type: ignore[attr-defined]
+
     def _index_of(self, variable: Any) -> int | None:
         """Return a variable's index in the optimizer's variables, or None."""
         raise NotImplementedError
@@ -368,16 +372,6 @@ class BinSGDM(SavedUpdate, _Optimizer):
                     self.add_variable(variable.shape, tf.float32, name=f"{variable._shared_name}/{name}")
                 )
         self._built = True
-
-    @property
-    def variables(self) -> Any:
-        """All variables except those whose elements are split among workers: see `gather_state`."""
-        variables = super().variables
-        return type(variables)(self._without_parts(variables))
-
-    def _create_state(self, variables: Sequence[Any]) -> None:
-        if not hasattr(self, "_momenta"):
-            self.build(variables)
 
     def _index_of(self, variable: Any) -> int | None:
         can_be = hasattr(self, "_momenta") and isinstance(variable, tf.Variable)

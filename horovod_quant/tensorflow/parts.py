@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from horovod_quant.frontends.binsgdm import SPREAD
 from horovod_quant.tensorflow.collectives import worker_count
-from horovod_quant.tensorflow.state import outside_of_traces
+from horovod_quant.tensorflow.state import outside_of_traces, uncollected_variable
 
 
 class StatePart:
@@ -36,13 +36,7 @@ class StatePart:
     def _make(self) -> None:
         # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
         with tf.device(self.variable.device):
-            self.share = tf.compat.v1.Variable(
-                tf.zeros(self.shape),
-                trainable=False,
-                collections=[],
-                use_resource=True,
-                name="horovod_quant_share",
-            )
+            self.share = uncollected_variable(tf.zeros(self.shape), "horovod_quant_share")
 
     def _refuse_to_be_saved(self) -> None:
         """Make checkpoints fail, which would save an empty variable.

@@ -58,6 +58,7 @@ class Ledger:
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
+        self._taken = 0
         self.bytes_sent = self.float32_bytes = 0.0
         self.variable: tf.Variable
         self._saved: _SavedCount
@@ -68,13 +69,7 @@ class Ledger:
                 self._read = self._value()
 
     def _make(self) -> None:
-        self.variable = tf.compat.v1.Variable(
-            tf.zeros([], tf.int64),
-            trainable=False,
-            collections=[],
-            use_resource=True,
-            name="horovod_quant_exchanges",
-        )
+        self.variable = uncollected_variable(tf.zeros([], tf.int64), "horovod_quant_exchanges")
         self._saved = _SavedCount(self)
 
     def _value(self) -> tf.Tensor:
@@ -105,6 +100,11 @@ class Ledger:
         if counts is None:
             counts = _make_room(owner)
         counts.add(self._saved)
+
+    def take(self) -> int:
+        """Return the number of reductions since the last call."""
+        before, self._taken = self._taken, self.exchanges()
+        return self._taken - before
 
     def exchanges(self) -> int:
         """Return the number of reductions so far.
@@ -159,6 +159,11 @@ def _make_room(owner: Any) -> weakref.WeakSet[_SavedCount]:
     children.counts = counts  # type: ignore[attr-defined]
     owner._trackable_children = children
     return counts
+
+
+def uncollected_variable(value: tf.Tensor, name: str) -> tf.Variable:
+    """Create a variable in no collection, unknown to TensorFlow 1 programs."""
+    return tf.compat.v1.Variable(value, trainable=False, collections=[], use_resource=True, name=name)
 
 
 def outside_of_traces(make: Callable[[], None]) -> None:

@@ -123,17 +123,12 @@ def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any)
     A worker that reduces no shard receives nothing and sends nothing: if TensorFlow knew this, it would remove the one
     collective and fold the other, and the other workers would wait indefinitely.
     """
-    zero = 0 if output is None else _zero_after(output)
+    zero = 0 if output is None else tf.cast(opaque_false(output), tf.int32)
     if array.shape[0]:
         return not_constant_foldable(array, process_set, zero)
     nothing = tf.fill([tf.minimum(worker_count(process_set), zero)], tf.zeros([], array.dtype))
     nothing.set_shape([0])
     return nothing
-
-
-def _zero_after(output: tf.Tensor) -> tf.Tensor:
-    """Return an int32 zero that depends on ``output``."""
-    return tf.cast(opaque_false(output), tf.int32)
 
 
 def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:

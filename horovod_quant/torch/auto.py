@@ -33,7 +33,6 @@ from horovod_quant.frontends import former_names, no_gain
 from horovod_quant.frontends.arguments import in_short
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.policy import Policy
-from horovod_quant.frontends.stats import Stats
 from horovod_quant.kernels import notices
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.torch import memory as memories
@@ -41,9 +40,8 @@ from horovod_quant.torch.caller import OptimizerCall, asking_optimizer
 from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
 from horovod_quant.torch.participation import probe_bound, with_probe
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan
-from horovod_quant.torch.tuning_session import Passthrough, TuningSession
+from horovod_quant.torch.tuning_session import TuningSession
 from horovod_quant.torch.uncompiled import compiling, uncompiled
-from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 _SESSIONS = "_horovod_quant_tuning_sessions"
 """Attribute of an optimizer with its tuning sessions, by compressor."""
@@ -139,7 +137,6 @@ class Auto(Compressor):
 
     def _bind(self) -> None:
         super()._bind()
-        self._passthroughs: list[Passthrough] = []
         self._left_out: list[str] = []
         self._policies: dict[Scheme, Policy] = {}
         self._reports: dict[str, Report] = {}
@@ -159,14 +156,6 @@ class Auto(Compressor):
             return next(reversed(self._reports.values()), Report(None))
         session = self.session_of(optimizer)
         return Report(None) if session is None else self._reports.get(session.key, Report(None))
-
-    def stats(self) -> Stats:
-        """Return bytes sent and their float32 equivalent, per parameter and in total."""
-        for passed in self._passthroughs:
-            times, passed.times = passed.times, 0
-            self._traffic.expect(passed.name, times * passed.float32_bytes, times)
-            self._traffic.count(passed.name, times * passed.sent_bytes)
-        return super().stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Return every compressor's state, plus the choice.
@@ -218,11 +207,12 @@ class Auto(Compressor):
         optimizer, parameter = asking_optimizer()
         session = self.session_of(optimizer)
         if session is not None:
-            plan = self._plan_of_a_chosen_method(session, optimizer, parameter, tensor)
+            plan = self._plan_of_the_choice(session, optimizer, parameter, tensor)
+            if plan is not None and session.is_horovods:  # as little as possible beside Horovod's own work
+                plan.counted.times += 1
+                return self._handed_over(tensor, plan.call)
             if plan is not None:
                 return self._send_again(tensor, plan)
-            if session.passes_through(parameter, tensor):
-                return tensor, None
         if is_integral(tensor.dtype):
             return tensor, None
         call = self._call_for(tensor)
@@ -233,17 +223,7 @@ class Auto(Compressor):
                 f"recommend one"
             )
         session = self._tuning_session(call, tensor)
-        if session.policy is None:
-            size = self._checked_size(tensor, call)
-            sent, context = self._handed_over(tensor, call)
-            self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
-            self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
-            if sent is tensor and session.is_horovods:
-                passed = session.pass_through(call, tensor, size)
-                if passed is not None:
-                    self._passthroughs.append(passed)
-        else:
-            sent, context = self._compress(tensor, call, session.policy)
+        sent, context = self._compress(tensor, call, session.policy)
         if not session.is_counting:
             return sent, context
         bound = None
@@ -272,22 +252,26 @@ class Auto(Compressor):
         session.note_delivery()
         return result
 
-    def _plan_of_a_chosen_method(
+    def _plan_of_the_choice(
         self, session: TuningSession, optimizer: Any, parameter: Any, tensor: torch.Tensor
     ) -> TensorPlan | None:
-        """Return a gradient's plan for the chosen method, or None.
+        """Return a gradient's plan for the choice, or None.
 
-        It is None during the trials.
+        It is None where the tuning session has to see the result: of the participation probe and, except where Horovod
+        reduces all gradients, of each step that counts.
         """
         policy = session.policy
-        if policy is None or session.is_counting:
+        if session.is_counting and not session.is_horovods:
             return None
         plan = known_plan(optimizer, parameter, tensor, (self, policy))
         if plan is None or plan.call.grouped:
             return None
-        assert isinstance(plan.call, OptimizerCall)
-        session.arrive(plan.call, tensor)
-        return plan if session.policy is policy and not session.is_counting else None
+        if session.is_delivering:
+            assert isinstance(plan.call, OptimizerCall)
+            session.arrive(plan.call, tensor)
+        if session.is_counting and (not session.is_horovods or session.probe.is_of(parameter)):
+            return None
+        return plan if session.policy is policy else None
 
     # ---- what a tuning session calls -------------------------------------------------------------------------
 
@@ -370,10 +354,6 @@ class Auto(Compressor):
         report = known if known.workers == workers else Report(None, (), workers)
         self._reports[session.key] = report._replace(step=step, steps=steps)
         return self._reports[session.key]
-
-    def arguments(self) -> dict[str, str]:
-        """Return the arguments that must be the same on all workers."""
-        return self._arguments()
 
 
 class _Choice(NamedTuple):

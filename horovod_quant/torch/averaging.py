@@ -12,20 +12,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from horovod_quant.frontends import no_gain, step_counts
+from horovod_quant.frontends import step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
-from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme, Workers
+from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
+from horovod_quant.torch.binsgdm import HookedParameter
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Destination, HostMemory, Memory
 from horovod_quant.transports.torch_distributed import Groups, connect
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Dtypes of gradients that can be quantized."""
 
 
 class Member(NamedTuple):
@@ -36,12 +34,14 @@ class Member(NamedTuple):
         elements: the number of elements of the whole parameter, also for a shard.
         suffix: a suffix of the name, in the random key alone.
         counted: the number of elements for counting float32 bytes, as a ring allreduce would send them; None for all.
+        hooked: the parameter and its optimizer, for a compressor that has one of its own.
     """
 
     name: str
     elements: int
     suffix: str = ""
     counted: float | None = None
+    hooked: HookedParameter | None = None
 
 
 class _SchemeGroup:
@@ -52,12 +52,19 @@ class _SchemeGroup:
         indices: the gradients' indices in the bucket.
         gradients: the scheme's inputs, whose values `take` sets.
         counted: the counter of each gradient's float32 bytes.
+        hooked: the parameters, for a compressor with an optimizer of its own; else empty.
     """
 
     def __init__(
-        self, scheme: Scheme, indices: list[int], gradients: list[Gradient], counted: list[Repeated]
+        self,
+        scheme: Scheme,
+        indices: list[int],
+        gradients: list[Gradient],
+        counted: list[Repeated],
+        hooked: list[HookedParameter],
     ) -> None:
         self.scheme, self.indices, self.gradients, self.counted = scheme, indices, gradients, counted
+        self.hooked = hooked
         self.names = tuple(each.name for each in counted)
         self.destinations: list[Destination] = []
         self._tensors: Sequence[torch.Tensor] | None = None
@@ -76,7 +83,7 @@ class _SchemeGroup:
         self._tensors = tensors if lasts else None
 
 
-class Bucket:
+class Bucket(NamedTuple):
     """Gradients that are averaged together, by scheme.
 
     Created once, used in each step.
@@ -84,21 +91,12 @@ class Bucket:
     Attributes:
         groups: the quantized gradients.
         rest: the indices of the other gradients.
+        counted: the counters of the other gradients' bytes.
     """
 
-    def __init__(self, groups: list[_SchemeGroup], rest: list[int], counted: list[Repeated]) -> None:
-        self.groups, self.rest, self._counted = groups, rest, counted
-
-    def count(self, steps: dict[str, int], first_step: int) -> None:
-        """Count one reduction of each gradient."""
-        for group in self.groups:
-            for gradient, each in zip(group.gradients, group.counted):
-                step = steps.get(each.name, first_step)
-                gradient.step = step
-                steps[each.name] = step + 1
-                each.times += 1
-        for each in self._counted:
-            each.times += 1
+    groups: list[_SchemeGroup]
+    rest: list[int]
+    counted: list[Repeated]
 
 
 class Averager:
@@ -116,6 +114,7 @@ class Averager:
 
     Attributes:
         groups: the workers, and what connects them.
+        uncounted: names of gradients whose bytes are not in the statistics.
 
     Raises:
         ValueError: the arguments do not fit the number of workers or the gradients, or differ between workers.
@@ -140,7 +139,7 @@ class Averager:
         self._steps: dict[str, int] = {}
         self._first_step = 0
         self._traffic = TrafficCounter()
-        self._uncounted: set[str] = set()
+        self.uncounted: set[str] = set()
         self.resume(compression)
         self._is_nccl = (
             self.memory(device).takes_tensors and device.type == "cuda"
@@ -154,27 +153,12 @@ class Averager:
         self._require_agreement(shapes, device if self._is_nccl else torch.device("cpu"))
 
     def stats(self) -> Stats:
-        return self._traffic.stats()._replace(uncounted=tuple(sorted(self._uncounted)))
-
-    def leave_uncounted(self, name: str) -> None:
-        """Name a gradient in the statistics without its bytes."""
-        self._uncounted.add(name)
+        return self._traffic.stats()._replace(uncounted=tuple(sorted(self.uncounted)))
 
     def warn_if_it_sends_more(self, compression: Compressor, are_nodes: bool) -> None:
-        """Warn once of a scheme that sends more than float32.
-
-        Only the first worker does.
-
-        Args:
-            compression: the compressor.
-            are_nodes: whether workers are nodes in the message.
-        """
-        if self._is_first and not compression._said_it_sends_more:
-            workers = self.groups.workers
-            between = Workers(0, workers.size // workers.local_size)
-            compression._said_it_sends_more = no_gain.warn_if_it_sends_more(
-                self._policy, between, between, are_nodes
-            )
+        """Warn of a scheme that sends more than float32, on one worker."""
+        if self._is_first:
+            compression._warn_if_it_sends_more(self.groups.workers.nodes, are_nodes)
 
     def resume(self, compression: Compressor) -> None:
         """Continue from the counts of a compressor."""
@@ -187,16 +171,13 @@ class Averager:
     def _require_agreement(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         """Raise ValueError if other workers have other arguments or gradients."""
         workers = self.groups.workers
-        local = [*fingerprint_of(self._arguments), *signs_of(str(sorted(shapes.items())))]
-        total = (
-            self.groups.connections[ALL]
-            .allreduce_(torch.tensor(local, dtype=torch.int32, device=device))
-            .tolist()
-        )
-        names = len(total) - len(fingerprint_of(self._arguments))
-        if unequal := different(self._arguments, total[:-names], workers.size):
+        arguments = fingerprint_of(self._arguments)
+        local = [*arguments, *signs_of(str(sorted(shapes.items())))]
+        asked = torch.tensor(local, dtype=torch.int32, device=device)
+        total = self.groups.connections[ALL].allreduce_(asked).tolist()
+        if unequal := different(self._arguments, total[: len(arguments)], workers.size):
             raise ValueError(disagreement(self._arguments, unequal))
-        if any(abs(value) != workers.size for value in total[-names:]):
+        if any(abs(value) != workers.size for value in total[len(arguments) :]):
             raise ValueError(
                 "the parameters' names or shapes here are not those of all other workers; use the same model on all, "
                 "and with FSDP2's group= the workers that hold the same shard"
@@ -233,6 +214,7 @@ class Averager:
                 indices,
                 [self._gradient(members[index]) for index in indices],
                 [self._counter(members[index], 0.0) for index in indices],
+                [hooked for index in indices if (hooked := members[index].hooked) is not None],
             )
             for scheme, indices in by_scheme.items()
             if scheme is not None
@@ -251,11 +233,20 @@ class Averager:
         return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
 
     def count(self, bucket: Bucket) -> None:
-        """Count a bucket.
+        """Count one reduction of each gradient of a bucket.
 
         To be called before `average`, in the same order on all workers.
         """
-        bucket.count(self._steps, self._first_step)
+        for group in bucket.groups:
+            for gradient, hooked in zip(group.gradients, group.hooked):
+                gradient.step = hooked.count()
+            for gradient, each in zip(group.gradients, group.counted):
+                each.times += 1
+                if not group.hooked:
+                    gradient.step = self._steps.get(each.name, self._first_step)
+                    self._steps[each.name] = gradient.step + 1
+        for each in bucket.counted:
+            each.times += 1
 
     def memory(self, device: torch.device) -> Memory:
         """Return the memory in which gradients on a device are reduced."""
@@ -283,9 +274,15 @@ class Averager:
     def _exchange(self, group: _SchemeGroup, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
         group.take(tensors, memory)
         workers = self.groups.workers
+        if group.hooked:
+            memory.catch_up()
+        for gradient, hooked in zip(group.gradients, group.hooked):
+            hooked.open(gradient, group.scheme, self.groups, memory)
         reduction = memory.begun(group.scheme, group.gradients, workers)
         # All contribute; `decoded.active` would have to be read from a GPU.
         self.reduce(reduction, group.names, memory, 1.0 / workers.size, group.destinations)
+        for gradient, hooked, destination in zip(group.gradients, group.hooked, group.destinations):
+            hooked.close(gradient, group.scheme, destination.destination)
 
     def reduce(
         self,
@@ -426,10 +423,10 @@ def require_usable(compression: Any, where: str) -> None:
         raise ValueError(
             f"{where}: nmse_every={compression.nmse_every} measures gradients of Horovod's optimizer; leave it out here"
         )
-    if compression.own_optimizer is not None:
+    if compression.own_optimizer is not None and where != "ddp":
         raise ValueError(
             f"{where}: {type(compression).__name__}() belongs to the optimizer hvq.optim.{compression.own_optimizer}, "
-            f"whose state only Horovod's optimizer hands over; use another method here, such as hvq.EDEN()"
+            f"which has no shards of parameters; use another method here, such as hvq.EDEN()"
         )
     if compression._process_set is not None:
         raise ValueError(

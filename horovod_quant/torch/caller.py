@@ -16,7 +16,7 @@ from typing import Any, Callable, Union
 
 import torch
 
-from horovod_quant.frontends.installing import install_page
+from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.frontends.step_counts import UNNAMED
 
 _FRAMES_AT_MOST = 32
@@ -26,16 +26,6 @@ _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a Horovod "
     "function that it knows. Give the compressor named_parameters=model.named_parameters()"
 )
-
-
-def require_horovod() -> None:
-    """Raise ImportError, with the remedy, without Horovod built with PyTorch."""
-    try:
-        import horovod.torch  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"horovod_quant.torch needs Horovod built with PyTorch ({error}); {install_page()} has the commands"
-        ) from error
 
 
 class OptimizerCall:
@@ -87,11 +77,6 @@ class OptimizerCall:
         Horovod may have further names, on one worker alone or for another optimizer.
         """
         return [name for name, _ in self.expected()]
-
-    @property
-    def given_names(self) -> list[str]:
-        """All names that Horovod was given."""
-        return list(self.optimizer._parameter_names.values())
 
     def expected(self) -> list[tuple[str, torch.Tensor]]:
         """Return names and parameters of the gradients reduced in each step.
@@ -170,7 +155,7 @@ def asking_optimizer() -> tuple[Any, Any]:
 
 @functools.cache
 def _hook_code() -> CodeType | None:
-    require_horovod()
+    require_horovod("torch", "PyTorch")
     from horovod.torch.optimizer import _DistributedOptimizer
 
     return getattr(_DistributedOptimizer._allreduce_grad_async, "__code__", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 import torch
@@ -19,9 +19,18 @@ from horovod_quant.schemes.base import (
     split_gathered,
 )
 from horovod_quant.torch.memory import Memory
-from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation
-from horovod_quant.transports.pairwise_via_allreduce import collectives_of_pairwise, gathers_take_turns
-from horovod_quant.transports.split_sums import collectives_of_split_sums, group_of_sums, is_faster
+from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
+from horovod_quant.transports.pairwise_via_allreduce import (
+    collectives_of_pairwise,
+    gathers_take_turns,
+    pairwise_via_allreduce,
+)
+from horovod_quant.transports.split_sums import (
+    collectives_of_split_sums,
+    group_of_sums,
+    is_faster,
+    split_sums,
+)
 
 if TYPE_CHECKING:
     from horovod_quant.torch.exchange import PendingTensor
@@ -41,24 +50,26 @@ def needs_all_workers(members: Sequence[PendingTensor], nodes: Nodes, memory: Me
     return split_sums_among(members, scheme, workers, memory) > 0
 
 
-def collectives_of(
+def adapted(
     members: Sequence[PendingTensor], nodes: Nodes, memory: Memory, workers: Workers
-) -> Sequence[Collective]:
-    """Return a group's collectives in order, with the participating workers."""
-    scheme = members[0].scheme.for_workers(workers)
-    if workers.size < nodes.workers.size:
-        return [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
-    if split_sums_among(members, scheme, workers, memory):
-        return collectives_of_split_sums(scheme.collectives)
-    if takes_turns(memory):
-        return collectives_of_pairwise(scheme.collectives, workers)
-    return scheme.collectives
+) -> tuple[Sequence[Collective], Callable[[Any], Any]]:
+    """Return a group's collectives, and the rewrite of its requests to them.
 
-
-def takes_turns(memory: Memory) -> bool:
+    ``workers`` are those of ``nodes`` that participate.
+    """
     import horovod.torch as hvd
 
-    return gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors)
+    scheme = members[0].scheme.for_workers(workers)
+    if workers.size < nodes.workers.size:
+        emulated = [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
+        return emulated, lambda reduction: emulate_with_allreduce(reduction, workers)
+    if adding := split_sums_among(members, scheme, workers, memory):
+        split = collectives_of_split_sums(scheme.collectives)
+        return split, lambda reduction: split_sums(reduction, adding)
+    if gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors):
+        pairwise = collectives_of_pairwise(scheme.collectives, workers)
+        return pairwise, lambda reduction: pairwise_via_allreduce(reduction, workers)
+    return scheme.collectives, lambda reduction: reduction
 
 
 def split_sums_among(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.calls import check_dtype, check_operation, check_process_set
-from horovod_quant.frontends.frontend import BaseCompressor
+from horovod_quant.frontends.frontend import BaseCompressor, gradient_fingerprint
 from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import OTHER_NAMES, Repeated, Stats
@@ -42,37 +41,14 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "triton"]
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Dtypes of gradients that can be quantized."""
 
 
 class Unchanged(NamedTuple):
     """Context of a gradient of which Horovod reduces an uncompressed copy."""
 
     destination: torch.Tensor
-
-
-class _Compressed(PendingTensor):
-    """Context of a compressed gradient, whose control tensor Horovod reduces.
-
-    Args:
-        plan: the gradient's plan.
-        buckets: the buckets in which it waits for its collectives.
-        *pending: the arguments of `PendingTensor`.
-
-    Attributes:
-        fingerprint: the fingerprint in the control tensor.
-        control_tensor: the tensor that Horovod reduces.
-    """
-
-    __slots__ = ("buckets", "control_tensor", "fingerprint", "plan")
-
-    control_tensor: torch.Tensor
-
-    def __init__(self, plan: TensorPlan, buckets: Buckets, *pending: Any) -> None:
-        super().__init__(*pending)
-        self.plan = plan
-        self.buckets = buckets
-        self.fingerprint = plan.fingerprint
 
 
 class Compressor(BaseCompressor):
@@ -107,18 +83,14 @@ class Compressor(BaseCompressor):
                 # DDP averages excluded gradients of all dtypes.
                 needs_float = parameter.requires_grad and not self.policy.excludes(name)
                 if needs_float and not is_integral(parameter.dtype):
-                    check_dtype(name, parameter.dtype, _FLOATS)
+                    check_dtype(name, parameter.dtype, FLOATS)
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
         if "horovod.torch.mpi_ops" in sys.modules:  # DDP and FSDP2 do without
             number_unnamed_operations()
-        self._chains: dict[str, RngKey] = {}
         self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
         self._resume_at({}, 0)
-        self._checked: Any = (
-            weakref.WeakKeyDictionary()
-        )  # optimizer or process set: its size when last checked
 
     def stats(self) -> Stats:
         """Return bytes sent and their float32 equivalent, per parameter and in total."""
@@ -132,11 +104,8 @@ class Compressor(BaseCompressor):
                 if parameter in optimizer._requires_update and name not in counted:
                     yield name
 
-    def _exchange_counts(self) -> dict[str, int]:
-        return dict(self._steps)
-
     def _resume_at(self, counts: dict[str, int], first_step: int) -> None:
-        self._steps, self._first_step = counts, first_step
+        super()._resume_at(counts, first_step)
         self._direct = DirectBuckets(first_step)
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
@@ -162,7 +131,8 @@ class Compressor(BaseCompressor):
             return tensor, None
         return self._compress(tensor, self._call_for(tensor), self.policy)
 
-    def _compress(self, tensor: torch.Tensor, call: Call, policy: Policy) -> tuple[torch.Tensor, Any]:
+    def _compress(self, tensor: torch.Tensor, call: Call, policy: Policy | None) -> tuple[torch.Tensor, Any]:
+        """Compress by a policy, or leave all gradients to Horovod (None)."""
         if isinstance(call, OptimizerCall):
             plan = known_plan(call.optimizer, call.parameter, tensor, (self, policy))
             if plan is not None and plan.call.grouped == call.grouped:
@@ -192,13 +162,15 @@ class Compressor(BaseCompressor):
         finally:
             self._traffic.seconds_waited += time.perf_counter() - begin
 
-    def _finish(self, output: torch.Tensor | None, pending: _Compressed) -> torch.Tensor:
+    def _finish(self, output: torch.Tensor | None, pending: PendingTensor) -> torch.Tensor:
         """Wait for the reduced gradient and decode it.
 
         An exception, such as one raised by a signal handler, may interrupt this anywhere. If the script then
         synchronizes again, Horovod calls this again without an output, because it has already passed the output on.
         """
-        plan, buckets, fingerprint = pending.plan, pending.buckets, pending.fingerprint
+        plan, fingerprint = pending.plan, pending.fingerprint
+        buckets = plan.buckets
+        assert buckets is not None
         if pending is plan.spare:
             assert isinstance(plan.call, OptimizerCall)
             return plan.call.parameter.grad
@@ -233,15 +205,6 @@ class Compressor(BaseCompressor):
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
-    def _checked_size(self, tensor: torch.Tensor, call: Call) -> int:
-        """Validate a call, also one that Horovod will reduce uncompressed.
-
-        Return the number of workers.
-        """
-        size = call.process_set.size()
-        self._check(call, tensor, size)
-        return size
-
     def _call_for(self, tensor: torch.Tensor) -> Call:
         call = identify(tensor)
         if call is None:
@@ -269,7 +232,7 @@ class Compressor(BaseCompressor):
         from horovod.torch.mpi_ops import Adasum, Average, Sum
 
         check_operation(self, call.op, (Average, Sum), Adasum)
-        check_dtype(call.name, tensor.dtype, _FLOATS)
+        check_dtype(call.name, tensor.dtype, FLOATS)
         if isinstance(call, DirectCall) and tensor.requires_grad:
             raise ValueError(
                 f"{call.name}: autograd cannot differentiate a quantized allreduce; detach the tensor, or leave "
@@ -279,7 +242,7 @@ class Compressor(BaseCompressor):
         if self._checked.get(call.caller) != size:
             self._check_workers(size)
             if isinstance(call, OptimizerCall) and self._finder is None:
-                self.policy.check_names(call.given_names)
+                self.policy.check_names(call.optimizer._parameter_names.values())
                 self._warn_if_nothing_is_compressed(self._elements(call))
             self._checked[call.caller] = size
 
@@ -386,27 +349,28 @@ class Compressor(BaseCompressor):
 
     # ---- planning and submitting a gradient ------------------------------------------------------------------
 
-    def _new_plan(self, tensor: torch.Tensor, call: Call, policy: Policy) -> TensorPlan:
+    def _new_plan(self, tensor: torch.Tensor, call: Call, policy: Policy | None) -> TensorPlan:
         number_unnamed_operations()
-        size = self._checked_size(tensor, call)
-        scheme = policy.scheme_for(call.name, tensor.numel())
-        buckets = self._buckets(call, tensor, policy, scheme)
-        name = call.name
-        keys, fingerprint = None, tuple[float, ...]()
+        name, size = call.name, call.process_set.size()
+        self._check(call, tensor, size)  # also one that Horovod will reduce uncompressed
+        scheme = None if policy is None else policy.scheme_for(name, tensor.numel())
+        buckets = None if policy is None else self._buckets(call, tensor, policy, scheme)
+        keys, signs = None, tuple[float, ...]()
         if scheme is None:
-            bytes_handed_over = _handed_bytes(tensor)
+            item_bytes = 4 if tensor.dtype is torch.bfloat16 else tensor.element_size()  # see `_handed_over`
+            bytes_handed_over = tensor.numel() * item_bytes
         else:
             keys = self._chains.setdefault(name, RngKey(self.seed, name))
-            fingerprint = self._fingerprint(name, tuple(tensor.shape), tensor.dtype, scheme)
-            bytes_handed_over = max(4, tensor.element_size()) * (1 + len(fingerprint))
+            signs = gradient_fingerprint(name, tuple(tensor.shape), tensor.dtype, scheme, self.seed)
+            bytes_handed_over = max(4, tensor.element_size()) * (1 + len(signs))
         counts = (
             name,
             ring_allreduce_bytes(4 * tensor.numel(), size),
             ring_allreduce_bytes(bytes_handed_over, size),
         )
         if isinstance(call, DirectCall):  # not remembered, because its name may be dropped
-            return TensorPlan(call, tensor, scheme, buckets, keys, fingerprint, Repeated(*counts))
-        plan = TensorPlan(call, tensor, scheme, buckets, keys, fingerprint, self._traffic.repeated(*counts))
+            return TensorPlan(call, tensor, scheme, buckets, keys, signs, Repeated(*counts))
+        plan = TensorPlan(call, tensor, scheme, buckets, keys, signs, self._traffic.repeated(*counts))
         remember(plan, (self, policy))
         return plan
 
@@ -441,21 +405,20 @@ class Compressor(BaseCompressor):
         step = self._next_step(call)
         taken = self._taken(call, values, memory)
         if pending is None:
-            gradient = Gradient(taken, plan.keys, step)
-            pending = _Compressed(
-                plan, buckets, gradient, plan.scheme, self._starter(call), self._opener(call, memory)
-            )
+            gradient, on_start = Gradient(taken, plan.keys, step), functools.partial(self._count, call)
+            pending = PendingTensor(plan, gradient, plan.scheme, on_start, self._opener(call, memory))
         else:
-            pending.fill(taken, step)
+            pending.gradient.buffer, pending.gradient.step = taken, step
         pending.taken = values
         destination = call.destination(tensor)
         in_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
-        pending.decode_into(destination, values if in_place else None, version_of(tensor))
+        pending.destination, pending.array = destination, values if in_place else None
+        pending.version = version_of(tensor)
         control_tensor = self._control_tensor(tensor, pending)
         buckets.submit(pending)
         return control_tensor, pending
 
-    def _control_tensor(self, tensor: torch.Tensor, pending: _Compressed) -> torch.Tensor:
+    def _control_tensor(self, tensor: torch.Tensor, pending: PendingTensor) -> torch.Tensor:
         """Return the control tensor that Horovod reduces for a gradient."""
         plan = pending.plan
         more = self._also_carried(plan.call, tensor)
@@ -489,12 +452,9 @@ class Compressor(BaseCompressor):
         step = self._steps.get(call.name)
         return self._direct.first_step if step is None else step
 
-    def _starter(self, call: Call) -> Callable[[str, int], None]:
-        """Return the callback that counts a gradient when its collectives start."""
-        return self._count
-
-    def _count(self, name: str, step: int) -> None:
-        self._steps[name] = step + 1
+    def _count(self, call: Call, step: int) -> None:
+        """Count a gradient when its collectives start."""
+        self._steps[call.name] = step + 1
 
     def _opener(self, call: Call, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
         """Return the callback that loads the gradient's state, or None."""
@@ -510,11 +470,6 @@ class Compressor(BaseCompressor):
 
 def is_integral(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
-
-
-def _handed_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that Horovod reduces for an uncompressed gradient."""
-    return tensor.numel() * (4 if tensor.dtype is torch.bfloat16 else tensor.element_size())
 
 
 def _is_reduced_there(device: torch.device) -> bool:

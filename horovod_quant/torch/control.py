@@ -152,7 +152,6 @@ class ActiveRankQuery(HorovodJob):
         question: the local content of the query.
 
     Attributes:
-        process_set: the workers that are queried.
         ranks: the active workers, in order, once it has ended.
         same_order: whether all of them cut their gradients into groups in the same order.
     """
@@ -160,7 +159,6 @@ class ActiveRankQuery(HorovodJob):
     def __init__(self, question: Question) -> None:
         super().__init__(question.name)
         self._question = question
-        self.process_set = question.process_set
         self._handle: Any = None
         self.ranks: Sequence[int] = ()
         self.same_order = True
@@ -179,7 +177,7 @@ class ActiveRankQuery(HorovodJob):
         mpi_ops, question = self._mpi_ops, self._question
         if self._handle is None:
             self._handle = mpi_ops.allreduce_async_(
-                question.asked(), name=self.name, op=mpi_ops.Sum, process_set=self.process_set
+                question.asked(), name=self.name, op=mpi_ops.Sum, process_set=question.process_set
             )
             self.urgent = False  # what is left is to read the result
             return False

@@ -13,8 +13,10 @@ from typing import Any, Callable, NamedTuple
 import torch
 import torch.distributed as dist
 
-from horovod_quant.torch.averaging import FLOATS, Averager, Bucket, HookState, Member, require_usable
-from horovod_quant.torch.compressor import Compressor
+from horovod_quant.torch import optim
+from horovod_quant.torch.averaging import Averager, Bucket, HookState, Member, require_usable
+from horovod_quant.torch.binsgdm import BinSGDMCompressor, HookedParameter
+from horovod_quant.torch.compressor import FLOATS, Compressor
 from horovod_quant.torch.driver import Driver
 from horovod_quant.torch.parameter_names import named_parameters, unwrapped
 
@@ -30,6 +32,8 @@ class State(HookState):
             the names of ``ddp_model.module.named_parameters()``, or of its ``named_parameters=``. DDP's buckets are the
             groups, so its ``group_bytes`` and ``overlap`` have no effect. Counting continues from the compressor's
             counts, for example after ``load_state_dict()``.
+        optimizer: the model's ``hvq.optim.BinSGDM``, for ``hvq.BinSGDM()``, which reduces gradients to bits that only
+            this optimizer can use.
 
     Attributes:
         compression: the compressor.
@@ -39,7 +43,12 @@ class State(HookState):
         TypeError: a gradient's type cannot be quantized.
     """
 
-    def __init__(self, ddp_model: torch.nn.parallel.DistributedDataParallel, compression: Compressor) -> None:
+    def __init__(
+        self,
+        ddp_model: torch.nn.parallel.DistributedDataParallel,
+        compression: Compressor,
+        optimizer: optim.BinSGDM | None = None,
+    ) -> None:
         _require_model(ddp_model)
         require_usable(compression, "ddp")
         self.compression = compression
@@ -56,6 +65,8 @@ class State(HookState):
             name: each for name, each in everything.items() if each.requires_grad and id(each) not in ignored
         }
         _require_floats(compression, named)
+        _require_optimizer(compression, optimizer, ddp_model, named)
+        self._optimizer = optimizer
         compression._warn_if_nothing_is_compressed({name: each.numel() for name, each in named.items()})
         device = next((each.device for each in named.values()), torch.device("cpu"))
         shapes = {name: tuple(each.shape) for name, each in named.items()}
@@ -77,7 +88,7 @@ class State(HookState):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.compression = state["compression"]
-        self._averager = None
+        self._averager = self._optimizer = None
         self.compression.load_state_dict(state["counts"])
 
     def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -105,22 +116,26 @@ class State(HookState):
         """Return what the thread runs for a bucket."""
         if buffer.is_sparse:
             for parameter in bucket.parameters():
-                averager.leave_uncounted(self._name_of(parameter))
+                averager.uncounted.add(self._name_of(parameter))
             return lambda: _average_sparse(averager, buffer)
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
         if known is None or known.identities != list(map(id, parameters)):
             if known is not None:
                 self._buckets.clear()  # DDP has rebuilt them: the others would keep the old ones' memory alive
-            known = self._buckets[bucket.index()] = self._new_bucket(averager, parameters)
+            members = list(map(self._member, parameters))
+            known = self._buckets[bucket.index()] = _DDPBucket(averager.bucket(members), parameters)
         gradients = known.gradients_in(buffer)
         memory = averager.memory(buffer.device)
         averager.count(known.bucket)
         return lambda: averager.average(known.bucket, gradients, memory)
 
-    def _new_bucket(self, averager: Averager, parameters: Sequence[torch.Tensor]) -> _DDPBucket:
-        members = [Member(self._name_of(each), each.numel()) for each in parameters]
-        return _DDPBucket(averager.bucket(members), parameters)
+    def _member(self, parameter: torch.Tensor) -> Member:
+        name, hooked = self._name_of(parameter), None
+        if self._optimizer is not None:
+            assert isinstance(self.compression, BinSGDMCompressor)
+            hooked = HookedParameter(self.compression, self._optimizer, parameter, name)
+        return Member(name, parameter.numel(), hooked=hooked)
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         reference, name = self._names.get(id(parameter), (None, ""))
@@ -208,14 +223,18 @@ def hook(state, bucket):
     return state._average(bucket)
 
 
-def register(ddp_model: torch.nn.parallel.DistributedDataParallel, compression: Compressor) -> State:
+def register(
+    ddp_model: torch.nn.parallel.DistributedDataParallel,
+    compression: Compressor,
+    optimizer: optim.BinSGDM | None = None,
+) -> State:
     """Average a model's gradients with a compressor.
 
     To be called on all workers of the model's process group.
 
     Args:
         ddp_model: the model, wrapped in ``DistributedDataParallel``, before its first backward pass.
-        compression: see `State`.
+        compression, optimizer: see `State`.
 
     Returns:
         The state: `State.stats` has the bytes sent, and `State.state_dict` belongs in checkpoints.
@@ -224,7 +243,7 @@ def register(ddp_model: torch.nn.parallel.DistributedDataParallel, compression: 
         ValueError, TypeError: see `State`.
         RuntimeError: the model has a hook already.
     """
-    state = State(ddp_model, compression)
+    state = State(ddp_model, compression, optimizer)
     ddp_model.register_comm_hook(state, hook)
     return state
 
@@ -261,6 +280,35 @@ def _require_model(ddp_model: Any) -> None:
         raise ValueError(
             "ddp: an optimizer that steps in the backward pass registers another hook, and a model can have only one; "
             "leave _apply_optimizer_in_backward out"
+        )
+
+
+def _require_optimizer(
+    compression: Compressor,
+    optimizer: Any,
+    ddp_model: torch.nn.parallel.DistributedDataParallel,
+    named: Mapping[str, torch.Tensor],
+) -> None:
+    """Raise ValueError unless the optimizer suits the compressor."""
+    if not isinstance(compression, BinSGDMCompressor):
+        if optimizer is not None:
+            raise ValueError(
+                f"ddp: optimizer={type(optimizer).__name__}(...) is for compression=hvq.BinSGDM(); leave it out"
+            )
+        return
+    compression._check_optimizer(optimizer)
+    for name, parameter in named.items():
+        if compression.policy.scheme_for(name, parameter.numel()) is not None and not optimizer.has(
+            parameter
+        ):
+            raise ValueError(
+                f"ddp: {name} is not among the optimizer's parameters; construct the optimizer from "
+                f"model.parameters(), or add exclude={name!r} to the compressor"
+            )
+    if ddp_model.find_unused_parameters and ddp_model.gradient_as_bucket_view:
+        raise ValueError(
+            "ddp: with find_unused_parameters=True and gradient_as_bucket_view=True a parameter that no worker uses "
+            "gets bits as its gradient; leave one of them out with hvq.BinSGDM()"
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
@@ -15,7 +15,6 @@ from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.schemes.base import (
     LOCAL,
-    Allgather,
     BinaryState,
     Collective,
     Decoded,
@@ -25,23 +24,21 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.torch.collectives import (
     active_workers,
+    adapted,
     collect,
-    collectives_of,
     launch,
     launch_nothing,
     needs_all_workers,
-    split_sums_among,
-    takes_turns,
 )
 from horovod_quant.torch.control import ActiveRankQuery, HorovodJob
 from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Destination, Memory
 from horovod_quant.torch.ranges import named_range
-from horovod_quant.transports.emulate_with_allreduce import emulate_with_allreduce
-from horovod_quant.transports.pairwise_via_allreduce import pairwise_via_allreduce
 from horovod_quant.transports.progress import PROGRESS
-from horovod_quant.transports.split_sums import split_sums
 from horovod_quant.transports.traffic import sent_bytes
+
+if TYPE_CHECKING:
+    from horovod_quant.torch.tensor_plan import TensorPlan
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
@@ -49,10 +46,13 @@ OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 class PendingTensor(Destination):
     """A parameter's gradient that waits for its group; reused in every step.
 
+    Between ``compress`` and ``decompress`` Horovod keeps it as the gradient's context.
+
     Args:
+        plan: the gradient's plan.
         gradient: the scheme's input, without its state.
         scheme: the scheme that reduces it.
-        on_start: called once, when the group's collectives start.
+        on_start: called with the step once, when the group's collectives start.
         open_state: returns the state of the elements ``start`` to ``stop - 1``. Its third argument is the process set
             whose members together have the whole state; None if this worker has it.
 
@@ -64,21 +64,28 @@ class PendingTensor(Destination):
         state_copies: pairs (stored state, the copy that the reduction updates).
         taken: what `Memory.taken` has returned.
         group: the group that reduces it, as member number ``index``; None before.
+        fingerprint: the fingerprint in the control tensor.
+        control_tensor: the tensor that Horovod reduces in place of the gradient.
     """
 
     # No object is made for a gradient after its first step: see `Gradient`.
     __slots__ = (
-        "_on_start", "_open_state", "bytes", "gradient", "group", "index", "name", "scheme", "state_copies", "taken",
-        "version",
+        "_on_start", "_open_state", "bytes", "control_tensor", "fingerprint", "gradient", "group", "index", "name",
+        "plan", "scheme", "state_copies", "taken", "version",
     )  # fmt: skip
+
+    control_tensor: torch.Tensor
 
     def __init__(
         self,
+        plan: TensorPlan,
         gradient: Gradient,
         scheme: Scheme,
-        on_start: Callable[[str, int], None],
+        on_start: Callable[[int], None],
         open_state: Callable[[int, int, Any], OpenState] | None = None,
     ) -> None:
+        self.plan = plan
+        self.fingerprint = plan.fingerprint
         self.gradient = gradient
         self.name = gradient.keys.name
         self.bytes = gradient.buffer.nbytes
@@ -90,16 +97,6 @@ class PendingTensor(Destination):
         self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
         self.group: Group | None = None
         self.index = 0
-
-    def fill(self, values: Any, step: int) -> None:
-        """Set the values of the next step's gradient, after `empty`."""
-        self.gradient.buffer = values
-        self.gradient.step = step
-
-    def decode_into(self, destination: torch.Tensor, array: Any, version: int) -> None:
-        self.destination = destination
-        self.array = array
-        self.version = version
 
     def empty(self) -> None:
         """Release the delivered gradient, and its group, which refers to this object."""
@@ -116,7 +113,7 @@ class PendingTensor(Destination):
 
         To be called as its collectives start.
         """
-        self._on_start(self.name, self.gradient.step)
+        self._on_start(self.gradient.step)
         if self._open_state is not None:
             start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
             others = nodes.process_sets[LOCAL] if nodes.workers.local_size > 1 else None
@@ -227,12 +224,11 @@ class Group(HorovodJob):
     # ---- what the progress thread calls ----------------------------------------------------------------------
 
     def ready(self) -> bool:
-        if self._cancelled_by is not None:
-            return self._handle is None or self._mpi_ops.poll(self._handle)
-        if self._exchange is None:
-            return self.may_begin() and self._knows_who_is_active()
-        if self._copying is not None:
-            return self._copying.has_arrived()
+        if self._cancelled_by is None:
+            if self._exchange is None:
+                return self.may_begin() and self._knows_who_is_active()
+            if self._copying is not None:
+                return self._copying.has_arrived()
         return self._handle is None or self._mpi_ops.poll(self._handle)
 
     def _knows_who_is_active(self) -> bool:
@@ -309,19 +305,13 @@ class Group(HorovodJob):
         workers = self._workers(nodes)
         self._has_begun = True
         scheme = members[0].scheme.for_workers(workers)
-        self._stages = len(collectives_of(members, nodes, memory, workers))
+        collectives, rewritten = adapted(members, nodes, memory, workers)
+        self._stages = len(collectives)
         memory.wait_for(self._ready)
         with memory.working():  # it may copy states
             gradients = [member.opened(scheme, nodes) for member in members]
         some_are_gone = workers.size < nodes.workers.size
-        exchange = memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone)
-        if some_are_gone:
-            exchange = emulate_with_allreduce(exchange, workers)
-        elif adding := split_sums_among(members, scheme, workers, memory):
-            exchange = split_sums(exchange, adding)
-        elif takes_turns(memory):
-            exchange = pairwise_via_allreduce(exchange, workers)
-        self._exchange = exchange
+        self._exchange = rewritten(memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone))
         self._decodes_early = memory.decodes_early(members)
         self._resume(None)
         return self._is_over()
@@ -380,8 +370,8 @@ class Group(HorovodJob):
             nodes = self._found_nodes()
         except RuntimeError:  # the same on all workers, none of which has begun
             return []
-        stages = list(enumerate(collectives_of(self._members, nodes, self._memory, self._workers(nodes))))
-        left = stages[self._stage :]
+        collectives, _ = adapted(self._members, nodes, self._memory, self._workers(nodes))
+        left = list(enumerate(collectives))[self._stage :]
         if nodes.workers.local_size == 1:
             # All workers are at this collective or the one before, and a failed one has failed on all of them.
             left = [] if self._failed else left[:1]
@@ -457,9 +447,7 @@ class Group(HorovodJob):
             return
         assert self._nodes is not None
         sent = sent_bytes(request, self._nodes.workers.size_of(request.group))
-        varies = isinstance(request, Allgather) and request.ragged
-        count = self._traffic.count_all if varies else self._traffic.count_group
-        count(self.names, sent)
+        self._traffic.count_group(self.names, sent)
         name = f"{self.name}.{self._stage}"
         with self._memory.working():
             self._handle = launch(request, name, self._nodes.process_sets[request.group])

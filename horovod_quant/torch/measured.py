@@ -21,14 +21,14 @@ from horovod_quant.frontends.sample import BaseSampler, sampled
 class _Step:
     """Samples of the gradients of one optimizer's step."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, session: Any, number: int) -> None:
+        self.session = session
         self.number = number
         self.delivering = False
         self.indices: dict[str, tuple[torch.Tensor, float]] = {}
         self.local: dict[str, torch.Tensor] = {}
         self.found: dict[str, torch.Tensor] = {}
         self.handle: Any = None
-        self.session: Any = None
 
 
 class ErrorSampler(BaseSampler):
@@ -42,14 +42,11 @@ class ErrorSampler(BaseSampler):
         """Sample a gradient of an optimizer before it is reduced."""
         from horovod.torch import mpi_ops
 
-        step = self._steps.get(call.optimizer)
-        if step is None or step.session is not mpi_ops._handle_map:
-            step = self._steps[call.optimizer] = _Step(1)
-            step.session = mpi_ops._handle_map
+        session, step = mpi_ops._handle_map, self._steps.get(call.optimizer)
+        if step is None or step.session is not session:
+            step = self._steps[call.optimizer] = _Step(session, 1)
         elif step.delivering or call.name in step.local:
-            session, step = step.session, _Step(step.number + 1)
-            step.session = session
-            self._steps[call.optimizer] = step
+            step = self._steps[call.optimizer] = _Step(session, step.number + 1)
         if step.number % self.every == 0:
             indices = torch.from_numpy(sampled(call.name, step.number, tensor.numel(), self.share))
             indices = indices.to(tensor.device)

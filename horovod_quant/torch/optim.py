@@ -41,22 +41,30 @@ class _Update(NamedTuple):
     """Record that a parameter's gradient contains the workers' reduced bits.
 
     Valid only for the same gradient tensor: a step may be skipped, and the next one may bring another gradient.
+
+    Attributes:
+        gradient: the gradient; None if DDP has yet to create it.
+        moves: False if no worker has a gradient; None if the gradient is zero then.
+        largest: the largest magnitude of the averages of the workers' bits; None if the result is bits.
     """
 
-    gradient: weakref.ref[torch.Tensor]
-    moves: bool
+    gradient: weakref.ref[torch.Tensor] | None
+    moves: bool | None
     largest: torch.Tensor | None
 
 
 class _Part(NamedTuple):
     """Elements of a parameter whose state this worker stores.
 
-    The workers of the process set together store all.
+    Attributes:
+        start, stop: the range of elements.
+        add: adds a tensor up over the workers that together store all elements, given a name; None for this worker
+            alone.
     """
 
     start: int
     stop: int
-    process_set: Any = None
+    add: Callable[[torch.Tensor, str], Any] | None = None
 
 
 _REQUIRED = ("lr", "beta", "weight_decay", "seed")
@@ -169,9 +177,13 @@ class BinSGDM(torch.optim.Optimizer):
         Raises:
             ValueError: the parameter does not belong to this optimizer.
         """
-        if id(parameter) not in self._group_index:
+        if not self.has(parameter):
             raise ValueError("the parameter does not belong to this optimizer")
         return int(self._create_state(parameter)["step"])
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """True if the parameter belongs to this optimizer."""
+        return id(parameter) in self._group_index
 
     def count_update(self, parameter: torch.Tensor) -> int:
         """Count one update of the parameter and return its number, from 0.
@@ -184,7 +196,11 @@ class BinSGDM(torch.optim.Optimizer):
         return step
 
     def stored_state(
-        self, parameter: torch.Tensor, start: int, stop: int, process_set: Any = None
+        self,
+        parameter: torch.Tensor,
+        start: int,
+        stop: int,
+        add: Callable[[torch.Tensor, str], Any] | None = None,
     ) -> StoredState:
         """Return the state of a range of elements for a reduction.
 
@@ -193,16 +209,17 @@ class BinSGDM(torch.optim.Optimizer):
         Args:
             parameter: the gradient's parameter.
             start, stop: the range of elements.
-            process_set: the workers that together store all elements; None for this worker alone.
+            add: adds a tensor up in place over the workers that together store all elements, given a name for the
+                collective; None for this worker alone.
 
         Raises:
             RuntimeError: this worker stores the state of other elements.
         """
         state, known = self.state[parameter], self._parts.get(parameter) if self._parts else None
-        if known is None and process_set is None:
+        if known is None and add is None:
             is_kept = start == 0 and stop == parameter.numel()
         else:
-            part = _Part(start, stop, process_set)
+            part = _Part(start, stop, add)
             # Also where this worker stores all elements: either all workers take the gathering path, or none.
             if known is None:
                 for name in ("momentum", "scale"):
@@ -227,8 +244,6 @@ class BinSGDM(torch.optim.Optimizer):
         Call it on all workers. Any worker can then save it, for any number of workers to load, or broadcast it. The
         next reduction splits it again. Without hierarchical reductions it does nothing.
         """
-        import horovod.torch as hvd
-
         for parameter, chain in self._chains.items():
             part = self._parts.pop(parameter, None)
             if part is None:
@@ -236,9 +251,8 @@ class BinSGDM(torch.optim.Optimizer):
             for name in ("momentum", "scale"):
                 whole = torch.zeros(parameter.numel(), dtype=torch.float32, device="cpu")
                 whole[part.start : part.stop] = self.state[parameter][name].cpu()
-                hvd.allreduce_(
-                    whole, op=hvd.Sum, name=f"horovod_quant.{name}.{chain.name}", process_set=part.process_set
-                )
+                if part.add is not None:
+                    part.add(whole, f"horovod_quant.{name}.{chain.name}")
                 self.state[parameter][name] = whole.reshape(parameter.shape).to(parameter.device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -272,27 +286,31 @@ class BinSGDM(torch.optim.Optimizer):
                     self.state[parameter][name] = saved.clone(memory_format=torch.contiguous_format)
 
     def mark_exchanged(
-        self, parameter: torch.Tensor, moves: bool = True, largest: torch.Tensor | None = None
+        self, parameter: torch.Tensor, moves: bool | None = True, largest: torch.Tensor | None = None
     ) -> None:
         """Record that the parameter's gradient already contains the workers' result.
 
         Args:
             parameter: the parameter whose gradient has been reduced.
-            moves: False if no worker has a gradient.
-            largest: the largest magnitude of the averages of the workers' bits; None if the result is bits.
+            moves, largest: see `_Update`.
         """
-        self._updates[parameter] = _Update(weakref.ref(parameter.grad), moves, largest)
+        gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
+        self._updates[parameter] = _Update(gradient, moves, largest)
 
     def is_exchanged(self, parameter: torch.Tensor) -> bool:
         """True if the parameter's gradient is marked by `mark_exchanged`.
 
         It is False once a step has used it.
         """
-        return self._update_of(parameter) is not None and bool(parameter.grad.any())
+        update = self._update_of(parameter)
+        is_known = update is not None and update.gradient is not None and parameter.grad is not None
+        return is_known and bool(parameter.grad.any())
 
     def _update_of(self, parameter: torch.Tensor) -> _Update | None:
         update = self._updates.get(parameter)
-        return update if update is not None and update.gradient() is parameter.grad else None
+        if update is None or update.gradient is None or update.gradient() is parameter.grad:
+            return update
+        return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients as in PyTorch."""
@@ -319,7 +337,7 @@ class BinSGDM(torch.optim.Optimizer):
                     continue
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 update = self._update_of(parameter)
-                if not (gradient.any() if update is None else update.moves):
+                if not (_has_values(gradient) if update is None or update.moves is None else update.moves):
                     continue  # zeros of Horovod, for a parameter that no worker's backward pass has reached
                 if update is None:
                     moves = self._binarized(parameter, gradient)
@@ -327,7 +345,8 @@ class BinSGDM(torch.optim.Optimizer):
                     moves = _signs(gradient)
                 else:
                     moves = _averages(gradient, update.largest)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                if group["weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(moves, alpha=-group["lr"])
         self._updates.clear()
         return loss
@@ -419,20 +438,29 @@ def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
     )
 
 
-def _signs(exchanged: torch.Tensor) -> torch.Tensor:
+def _signs(reduced: torch.Tensor) -> torch.Tensor:
     """Recover the workers' bits from a scaled gradient.
 
     A loss scale, clipping or a sum may have scaled it; NaN stays.
     """
-    return torch.where(exchanged.isnan(), exchanged, exchanged.sign())
+    signs = reduced.sign()
+    if reduced.is_cpu and not reduced.sum().isnan():  # on a GPU this would wait
+        return signs
+    return torch.where(reduced.isnan(), reduced, signs)
 
 
-def _averages(exchanged: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+def _has_values(gradient: torch.Tensor) -> bool:
+    """True unless all elements are 0; bits are nowhere 0."""
+    first = gradient[(0,) * gradient.dim()] if gradient.numel() else gradient
+    return bool(first.any()) or bool(gradient.any())
+
+
+def _averages(reduced: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """Recover the averages of the workers' bits.
 
     The gradient may be scaled; NaN stays.
     """
-    values = exchanged.to(torch.float32)
+    values = reduced.to(torch.float32)
     found = largest_magnitude(values)
     return values * torch.where(found > 0, largest / found, 0.0)
 

@@ -22,8 +22,8 @@ _PLANS = "_horovod_quant_plans"
 
 _NO_PLANS: dict[int, TensorPlan] = {}
 
-Owner = tuple[Any, Policy]
-"""A compressor and one of its policies."""
+Owner = tuple[Any, "Policy | None"]
+"""A compressor and one of its policies; None where Horovod reduces all gradients."""
 
 
 class TensorPlan:

@@ -17,7 +17,6 @@ from horovod_quant.torch.caller import OptimizerCall
 from horovod_quant.torch.control import ActiveRankQuery, Question
 from horovod_quant.torch.participation import ParticipationProbe
 from horovod_quant.transports.progress import PROGRESS
-from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 if TYPE_CHECKING:
     from horovod_quant.torch.auto import Auto
@@ -33,21 +32,6 @@ _UNKNOWN = (
 )
 
 
-class Passthrough:
-    """Uncompressed reductions of a gradient since the last count."""
-
-    def __init__(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> None:
-        self.name = call.name
-        self.float32_bytes = ring_allreduce_bytes(4 * tensor.numel(), size)
-        self.sent_bytes = ring_allreduce_bytes(tensor.numel() * tensor.element_size(), size)
-        self.device = tensor.device
-        self.times = 0
-
-    def is_like(self, other: Passthrough) -> bool:
-        """True if both count the same bytes on the same device."""
-        return {**vars(self), "times": 0} == {**vars(other), "times": 0}
-
-
 class TuningSession:
     """Methods and times of one optimizer's steps.
 
@@ -61,6 +45,7 @@ class TuningSession:
         policy: the policy of the current step; None where Horovod reduces all gradients.
         is_counting: whether the current step counts if all workers participate.
         is_horovods: whether Horovod reduces all gradients of the current step and of the following ones.
+        is_delivering: whether a result of the current step is known, so that the next gradient begins another one.
         probe: the participation probe, carried by one gradient.
     """
 
@@ -73,9 +58,8 @@ class TuningSession:
         self.policy: Policy | None = None
         self.is_counting = True
         self.is_horovods = False
+        self.is_delivering = False
         self._session: Any = None
-        self._delivering = False
-        self._passthroughs: dict[Any, Passthrough] = {}
         self._devices: Collection[torch.device] = ()
 
     # ---- a step ----------------------------------------------------------------------------------------------
@@ -83,14 +67,14 @@ class TuningSession:
     def arrive(self, call: OptimizerCall, tensor: torch.Tensor) -> None:
         """Begin a step with its first gradient.
 
-        To be called first for each gradient.
+        To be called first for each gradient; in the middle of a step it does nothing.
         """
         from horovod.torch import mpi_ops
 
         if mpi_ops._handle_map is not self._session:
             self._open(call)
             self._session = mpi_ops._handle_map
-        elif not self._delivering:
+        elif not self.is_delivering:
             return
         self._record()
         self._begin_step(call, tensor.device)
@@ -106,11 +90,10 @@ class TuningSession:
         self._counted = 0  # steps since the choice
         self._unknown = 0  # steps without a result of the participation probe
         self._trial_step: TrialStep | None = None
-        self._passthroughs = {}
         self._last: Any = None  # time of the latest result of a trial's step
 
     def _begin_step(self, call: OptimizerCall, device: torch.device) -> None:
-        self._delivering = False
+        self.is_delivering = False
         self._is_complete = False
         self._trial_step = self._trial.current if self._phase == "trial" else None
         number = self._chosen if self._trial_step is None else self._trial_step.method
@@ -136,7 +119,7 @@ class TuningSession:
 
         All gradients of the step have arrived before.
         """
-        self._delivering = True
+        self.is_delivering = True
         if self._trial_step is not None:
             self._last = _now(self._devices)
 
@@ -146,35 +129,6 @@ class TuningSession:
             self._trial.record(
                 self._trial_step, _seconds(self._first, self._last), _seconds(self._before, self._last)
             )
-
-    # ---- uncompressed steps ----------------------------------------------------------------------------------
-
-    def pass_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> Passthrough | None:
-        """Let Horovod reduce the parameter's gradients from now on.
-
-        The work for each is minimal. Returns the passthrough if it is new, else None.
-        """
-        known, passed = self._passthroughs.get(call.parameter), Passthrough(call, tensor, size)
-        if known is not None and known.is_like(passed):
-            return None
-        self._passthroughs[call.parameter] = passed
-        return passed
-
-    def passes_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
-        """Return whether Horovod can reduce a gradient; count it if so."""
-        from horovod.torch import mpi_ops
-
-        passed = self._passthroughs.get(parameter)
-        if passed is None or not self.is_horovods or self._delivering:
-            return False
-        if mpi_ops._handle_map is not self._session:
-            return False
-        if not tensor.is_contiguous() or tensor.device != passed.device:
-            return False
-        if self.is_counting and self.probe.is_of(parameter):
-            return False
-        passed.times += 1
-        return True
 
     # ---- a step that counts ----------------------------------------------------------------------------------
 
@@ -216,7 +170,7 @@ class TuningSession:
         """Compare arguments, and adopt an earlier choice of any worker."""
         size = self._process_set.size()
         if size > 1:
-            query = ActiveRankQuery(Question(self._process_set, self.label, self._auto.arguments()))
+            query = ActiveRankQuery(Question(self._process_set, self.label, self._auto._arguments()))
             PROGRESS.hand(query)
             PROGRESS.wait([query], lambda: query.ended)
             if query.error is not None:

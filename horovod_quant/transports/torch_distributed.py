@@ -194,7 +194,7 @@ class Groups(NamedTuple):
         connection = self.connections[request.group]
         array = request.array
         if isinstance(array, torch.Tensor):
-            tensor, like = array, _itself
+            tensor, like = array, lambda output: output
         else:
             tensor, like = torch.from_numpy(array), torch.Tensor.numpy
         if isinstance(request, Allreduce):
@@ -208,10 +208,6 @@ class Groups(NamedTuple):
                 return split_ragged(like(torch.cat(connection.allgather(tensor, lengths))))
             return [like(piece) for piece in connection.allgather(tensor, request.lengths)]
         raise TypeError(f"not a request that torch.distributed can perform: {request!r}")
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def connect(

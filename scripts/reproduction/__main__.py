@@ -77,7 +77,8 @@ def parse_arguments() -> argparse.Namespace:
     for claim in args.claims:
         if claim not in (*common.CLAIMS, *common.ON_DEMAND):
             parser.error(f"{claim}: unknown claim; choose from {NAMES}")
-        problem = common.module_of(claim).problem(args.size) if claim in common.ON_DEMAND else None
+        find_problem = getattr(common.module_of(claim), "problem", None)
+        problem = None if find_problem is None else find_problem(args.size)
         if problem:
             parser.error(f"{claim}: {problem}")
     if args.output is None:

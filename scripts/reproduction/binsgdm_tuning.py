@@ -92,11 +92,6 @@ class Pair(NamedTuple):
     rate: float
 
 
-def problem(size: str) -> str | None:
-    """Return None: the claim can be tested on any machine."""
-    return None
-
-
 def study(settings: TrainedInParts) -> dict[str, Any]:
     chosen = PARTS if settings.only is None else settings.only
     before = common.earlier("binsgdm-tuning", settings)

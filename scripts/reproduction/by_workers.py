@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 
 from horovod_quant.analysis.calibration import calibrate, observe, predict, read_bench
 from horovod_quant.analysis.kernel_speeds import measure_kernels
+from horovod_quant.analysis.network import Network
 from horovod_quant.analysis.units import parse_rate
 from horovod_quant.frontends import methods
 from reproduction import common, running
@@ -157,7 +158,7 @@ def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[
         for hosts, found in measured.items():
             file = Path(folder) / "bench.json"
             file.write_text(json.dumps(found))
-            observed[hosts] = observe(read_bench(file), rate, LATENCY, one_machine=True)
+            observed[hosts] = observe(read_bench(file), Network(1, 1, rate, LATENCY), one_machine=True)
     names = {name: None for hosts in measured for name in present(int(hosts))}
     schemes = [scheme for scheme in (methods.parse(name).scheme() for name in names) if scheme is not None]
     speeds = measure_kernels(schemes, seconds=settings.kernel_seconds)

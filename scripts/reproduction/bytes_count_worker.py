@@ -86,7 +86,7 @@ class Trial:
         if method == ALONE:
             pass
         elif is_ddp(name):
-            loss = with_hook(loss, method)
+            loss = with_hook(loss, method, optimizer)
         else:
             self._compression = hvq.Auto() if name == AUTO else methods.parse(method).compression(hvd, hvq)
             # Names per method: the same name with another shape would be a miss in Horovod's response cache.
@@ -104,6 +104,7 @@ class Trial:
     def prepare(self) -> None:
         """Do the part of a step that is not measured."""
         if self._given is not None:
+            self._optimizer.zero_grad()  # it makes no step
             self._given.give(self._parameters)
         starts = torch.randint(len(self._text) - self._context, (self._sequences,), generator=self._sampling)
         self._windows = example.windows_at(self._text, starts, self._context)
@@ -125,7 +126,7 @@ class Trial:
         return str(self._compression.report()) if isinstance(self._compression, hvq.Auto) else None
 
 
-def with_hook(loss: torch.nn.Module, method: str) -> DistributedDataParallel:
+def with_hook(loss: torch.nn.Module, method: str, optimizer: Any) -> DistributedDataParallel:
     buckets: dict[str, Any] = {"bucket_cap_mb": 1000} if method.startswith(POWERSGD) else {}
     ddp = DistributedDataParallel(loss, gradient_as_bucket_view=True, **buckets)
     if method.startswith(POWERSGD):
@@ -138,7 +139,8 @@ def with_hook(loss: torch.nn.Module, method: str) -> DistributedDataParallel:
         if hook is not None:
             ddp.register_comm_hook(None, hook)
     else:
-        hvq.ddp.register(ddp, methods.parse(method).compression(None, hvq))
+        own = optimizer if method == methods.BINSGDM else None
+        hvq.ddp.register(ddp, methods.parse(method).compression(None, hvq), own)
     return ddp
 
 

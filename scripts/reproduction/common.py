@@ -37,6 +37,7 @@ import numpy as np
 from tqdm import tqdm
 
 from horovod_quant import kernels, simulator
+from horovod_quant.bench.command import processor
 from horovod_quant.frontends import methods
 from horovod_quant.schemes.base import Scheme, Workers
 from reproduction import running
@@ -69,7 +70,7 @@ PAGES = {
 }
 """Pages of the evidence: file name without suffix, title, and claims on the page."""
 
-# Tested only if named: most machines lack the requirements, or there is no result yet. Their modules also have
+# Tested only if named: most machines lack the requirements, or there is no result yet. Their modules may have
 # ``problem(size)``: the reason why the claim cannot be tested here, or None.
 ON_DEMAND = (
     "transformer-gpu",
@@ -148,8 +149,8 @@ def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
 def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the study of a claim and return its result.
 
-    The result has the figures, the machine and versions. ``version`` is that of the names of methods: ``NAMES`` of the
-    module, or of `running`.
+    The result has the figures, the machine with its load before, and versions. ``version`` is that of the names of
+    methods: ``NAMES`` of the module, or of `running`.
 
     Args:
         only: names of the module's ``PARTS`` to run; the figures of the other parts come from cached runs.
@@ -158,7 +159,7 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
     settings = module.SIZES[size]
     if only is not None:
         settings = settings._replace(only=tuple(only))
-    begin, cpu_begin = time.monotonic(), cpu_seconds()
+    begin, cpu_begin, load = time.monotonic(), cpu_seconds(), os.getloadavg()[0]
     figures = module.study(settings)
     return {
         "claim": claim,
@@ -169,6 +170,7 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
         "cpu_seconds": round(cpu_seconds() - cpu_begin, 1),
         "machine": {
             "processor": processor(),
+            "load": round(load, 2),
             "cores": len(os.sched_getaffinity(0)),
             "kernels": kernels.describe(),
             "python": platform.python_version(),
@@ -181,16 +183,6 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
 def cpu_seconds() -> float:
     """Return the CPU time of this process and its finished children."""
     return sum(os.times()[:4])
-
-
-def processor() -> str:
-    """Return the name of the processor, or else of the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def save(result: dict[str, Any], path: Path) -> None:

@@ -57,11 +57,12 @@ SPACINGS = tuple(2 ** (exponent / 4) for exponent in range(-12, 5))
 """Distances of equally spaced levels, in standard deviations."""
 
 OTHERS = (
-    "[DynamiQ](https://arxiv.org/abs/2602.08923) (2026) states 0.0010 to 0.0022 at 5 bits per element, for four "
-    "trainings of language models on GPUs; the limit at 5 bits is {limit:.5f}. The figures cannot be compared: its "
-    "nmse is that of the whole multi-hop allreduce, in which partial sums are rounded again at each hop; its gradients "
-    "are those of the models and not normally distributed, and a code with a width for each block gains from unequal "
-    "blocks, which this limit ignores; and it rounds with correlation between workers. An alltoall of EDEN rounds "
+    "[DynamiQ](https://arxiv.org/abs/2602.08923) (2026) states 0.00096 to 0.0022 at 5 bits per element, for four "
+    "trainings of language models on GPUs; the limit at 5 bits is {limit:.5f}, more than the least of these. The "
+    "figures cannot be compared: its nmse is that of the whole multi-hop allreduce, in which partial sums are rounded "
+    "again at each hop; its gradients are those of the models and not normally distributed, and a code with a width "
+    "for each block gains from unequal blocks, which this limit ignores; and it rounds with correlation between "
+    "workers, which can have a smaller nmse than codes that ignore each other. An alltoall of EDEN rounds "
     "twice: with 4 bits in both directions it has {twice:.4f}, with a trellis {twice_trellis:.4f}."
 )
 FEEDBACK = (

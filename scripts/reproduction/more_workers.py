@@ -75,11 +75,6 @@ SIZES = {
 }
 
 
-def problem(size: str) -> str | None:
-    """Return None: the claim can be tested on any machine."""
-    return None
-
-
 def study(settings: Settings) -> dict[str, Any]:
     jobs = {
         (str(workers), key): Job(

@@ -154,8 +154,8 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         *([module.in_short(figures)] if hasattr(module, "in_short") else []),
         module.tables(figures),
         *plots,
-        f"`scripts/reproduce {claim}`: {_time_of(result)} on {machine['cores']} cores of {machine['processor']}, "
-        f"kernels: {machine['kernels']}.",
+        f"`scripts/reproduce {claim}`: {_time_of(result)} on {machine['cores']} cores of {machine['processor']}"
+        f"{', load before: ' + str(machine['load']) if 'load' in machine else ''}, kernels: {machine['kernels']}.",
     ]
     if result["size"] != "full":
         parts.insert(1, f"**This is a run of size {result['size']}: its figures mean nothing.**")

@@ -63,11 +63,6 @@ SIZES = {
 }
 
 
-def problem(size: str) -> str | None:
-    """Return None: the claim can be tested on any machine."""
-    return None
-
-
 def study(settings: TrainedInParts) -> dict[str, Any]:
     chosen = PARTS if settings.only is None else settings.only
     before = common.earlier("rivals", settings)

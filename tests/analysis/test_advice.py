@@ -250,13 +250,13 @@ def test_the_best_few_are_shown_and_all_others_have_a_reason(network: Network) -
     setting = Setting(LAYERS, network, SPEEDS)
     rows = rows_of(considered(setting), setting)
     best = best_of(rows)
-    shown = best_few(rows, best)
+    shown = best_few(rows)
     assert [row.name for row in shown].count("none") == 1
     assert best in shown
     assert best.name == recommend(rows).method
     assert len(shown) <= FEW + 1
     assert len({row.choice.family for row in shown}) == len(shown)
-    out = fallen_out(rows, shown, best)
+    out = fallen_out(rows, shown)
     families = {line.partition(": ")[0] for line in out}
     assert families | {row.choice.family for row in shown} == {row.choice.family for row in rows}
     reasons = r"too rough: |impossible: |another optimizer|[\d.]+x the time to the same loss, with an nmse of [\de.-]+ "

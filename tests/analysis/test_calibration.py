@@ -12,8 +12,9 @@ from modelling import SPEEDS
 
 from horovod_quant.analysis.calibration import Bench, calibrate, observe, predict, read_bench
 from horovod_quant.analysis.models import MODELS
-from horovod_quant.analysis.network import DDP_SOFTWARE, Software
+from horovod_quant.analysis.network import DDP_SOFTWARE, Network, Software
 
+LINKS = Network(1, bandwidth=math.inf, latency=1e-4)
 METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgd-8", "qsgd-4", "nuqsgd-4", "binsgdm"]
 
 
@@ -26,7 +27,7 @@ def observations(software: Software):
     """What the model says of a lab with this software, as if measured."""
     for workers in (2, 4):
         for bandwidth in (math.inf, 125e6):
-            asked = observe(bench(workers), bandwidth, 1e-4, one_machine=True)
+            asked = observe(bench(workers), dataclasses.replace(LINKS, bandwidth=bandwidth), one_machine=True)
             measured = predict(asked, SPEEDS, software)
             yield asked._replace(bench=bench(workers, measured))
 
@@ -42,7 +43,7 @@ def test_software_is_found_again() -> None:
 
 
 def test_what_a_bench_says_nothing_about_stays() -> None:
-    alone = observe(bench(2, {"none": 0.5}), math.inf, 1e-4)
+    alone = observe(bench(2, {"none": 0.5}), LINKS)
     found = calibrate([alone], SPEEDS)
     for name in ("gradient", "half_sum", "kernels", "allgather", "alltoall"):
         assert getattr(found, name) == pytest.approx(getattr(Software(), name))
@@ -50,8 +51,8 @@ def test_what_a_bench_says_nothing_about_stays() -> None:
 
 
 def test_cores_of_a_lab_are_shared_by_all_hosts() -> None:
-    assert observe(bench(4), math.inf, 1e-4, one_machine=True).network.cores_per_worker == 0.5
-    assert observe(bench(4), math.inf, 1e-4).network.cores_per_worker == 2
+    assert observe(bench(4), LINKS, one_machine=True).network.cores_per_worker == 0.5
+    assert observe(bench(4), LINKS).network.cores_per_worker == 2
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_a_file_of_ddp_is_read_without_what_is_not_modelled(tmp_path: Path) -> N
     path.write_text(json.dumps({**WRITTEN, **changes}))
     found = read_bench(path)
     assert (found.controller, found.measured) == ("ddp", {"none": 0.2, "qsgd-4": 0.5})
-    observed = observe(found._replace(measured={}), math.inf, 1e-4)
+    observed = observe(found._replace(measured={}), LINKS)
     fitted = vars(calibrate([observed], SPEEDS))
     assert fitted == pytest.approx(vars(DDP_SOFTWARE)), "nothing measured: the default"
 

@@ -25,11 +25,11 @@ def test_groups_are_cut_as_the_torch_frontend_cuts_them() -> None:
     from horovod_quant.torch import buckets
 
     assert groups.cut is buckets.cut
-    shapes = {f"p{i}": (1024,) for i in range(600)}
-    four = len(groups.torch_groups(Hierarchical(EDEN(3)), shapes, 1))
+    shapes = {f"p{i}": (2**24,) for i in range(600)}  # each more than a group of 32 MiB
+    four = len(groups.torch_groups(Hierarchical(EDEN(3)), shapes))
     assert len(Hierarchical(EDEN(3)).collectives) == 4
     assert four == (1000 - 600) // 4
-    assert groups.torch_cache_names(Hierarchical(EDEN(3)), shapes, 1) == 600 + 4 * four + 1
+    assert groups.torch_cache_names(Hierarchical(EDEN(3)), shapes) == 600 + 4 * four + 1
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
@@ -47,7 +47,6 @@ def test_buckets_are_those_of_ddp(model: str) -> None:
 def test_names_by_hand() -> None:
     shapes = MODELS["resnet50"]
     large = [name for name, shape in shapes.items() if math.prod(shape) >= 1024]
-    assert groups.torch_cache_names(None, shapes) == groups.tensorflow_cache_names(None, shapes) == 161
     # Groups of 32 MiB: four of 102 MB; two allreduces each; the active-rank query.
     assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 1
     assert groups.tensorflow_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * len(large)

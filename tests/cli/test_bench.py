@@ -26,7 +26,7 @@ from launching import HOROVODRUN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
 from horovod_quant.analysis.shapes import parse_shapes  # noqa: E402
-from horovod_quant.bench import choosing, command, enough, memory, report  # noqa: E402
+from horovod_quant.bench import choosing, command, enough, memory, network, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement, fewest_cores  # noqa: E402
@@ -261,9 +261,9 @@ def test_gradients_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pyte
     variants = [Variant(name, parse(name), GROUP_BYTES) for name in ("none", "qsgd-4", "binsgdm")]
     shapes = {"only": (1000, 1000)}
     # Twice float32, momentum and scale, and half of the average in float64.
-    needed = memory.needed_bytes(shapes, variants, workers=2, workers_per_host=1)
-    assert needed == 10**6 * (2 * 4 + 2 * 4 + 8 // 2)
+    needed = 10**6 * (2 * 4 + 2 * 4 + 8 // 2)
     assert memory.memory_problem(shapes, variants, 2, 1, needed) == ""
+    assert memory.memory_problem(shapes, variants, 2, 1, needed - 1) != ""
     assert memory.memory_problem(shapes, variants, 2, 1, None) == ""
     found = memory.memory_problem({"only": (10**6, 10**4)}, variants, 2, 2, 64 * 10**9)
     assert found.startswith(
@@ -294,21 +294,23 @@ def test_error_is_against_the_float64_average() -> None:
     assert math.sqrt(error / size) == pytest.approx(0.25)
 
 
-def test_counter_reads_loopback_on_one_host_and_the_way_to_the_others_between_hosts(tmp_path: Path) -> None:
-    counters = tmp_path / "dev"
-    counters.write_text(
+def test_counter_reads_loopback_on_one_host_and_the_way_to_the_others_between_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Counter([]).bytes_sent() is not None
+    monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
+    monkeypatch.setattr(network, "COUNTERS", tmp_path / "dev")
+    assert (Counter([]).names, Counter([]).bytes_sent()) == ([], None), "unreadable"
+    network.COUNTERS.write_text(
         "Inter-|   Receive  |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes\n"
         "    lo: 5 0 0 0 0 0 0 0 1 0 0 0 0 0 0 0\n  eth1:7 0 0 0 0 0 0 0 300 0 0 0 0 0 0 0\n"
     )
-    assert Counter([], {}, counters).bytes_sent() == 1
-    assert Counter(["host2"], {"HOROVOD_GLOO_IFACE": "eth1"}, counters).bytes_sent() == 300
-    assert Counter(["127.0.0.1"], {}, counters).names == ["lo"]
-    for unreadable in (
-        Counter([], {}, tmp_path / "nowhere"),
-        Counter(["host2"], {"HOROVOD_GLOO_IFACE": "eth7"}, counters),
-    ):
-        assert (unreadable.names, unreadable.bytes_sent()) == ([], None)
-    assert Counter([]).bytes_sent() is not None
+    assert Counter([]).bytes_sent() == 1
+    assert Counter(["127.0.0.1"]).names == ["lo"]
+    for interface, names, sent in (("eth1", ["eth1"], 300), ("eth7", [], None)):
+        monkeypatch.setenv("HOROVOD_GLOO_IFACE", interface)
+        counter = Counter(["host2"])
+        assert (counter.names, counter.bytes_sent()) == (names, sent)
 
 
 def test_cores_are_those_of_all_workers_of_a_host() -> None:

@@ -462,7 +462,7 @@ def test_workers_with_other_versions_are_a_problem() -> None:
 
 def test_workers_that_do_not_see_each_other_are_a_problem() -> None:
     started = {"size": 1, "local_size": 1, "mpi": True, "gloo": False}
-    assert workers.controller_finding(started, LaunchContext(0, 2, False)).mark == PROBLEM
+    assert workers.controller_finding(started, LaunchContext(0, 2)).mark == PROBLEM
 
 
 def test_the_tested_integers_wrap_around() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from conformance.suite import TOPICS, Backend, Out, cases, function_of, make_out
 
 from horovod_quant.kernels import reference
+from horovod_quant.kernels.formats import Sums
 from horovod_quant.kernels.segments import Batch
 
 NATIVE, TENSORFLOW, BOTH = ("native",), ("tensorflow",), ("native", "triton")
@@ -80,6 +82,18 @@ def batch(**changes: Callable[[Any], Any]) -> Callable[[Batch], Batch]:
     return changed
 
 
+def codec(**changes: Any) -> Callable[[Any], Any]:
+    """Return a function that changes attributes of a format."""
+    return lambda valid: dataclasses.replace(valid, **changes)
+
+
+def sums(**changes: Callable[[Any], Any]) -> Callable[[Sums], Sums]:
+    """Return a function that changes attributes of sums."""
+    return lambda valid: valid._replace(
+        **{name: function(getattr(valid, name)) for name, function in changes.items()}
+    )
+
+
 def momentum(of_array: Callable) -> Callable:
     return lambda states: [(of_array(states[0][0]), *states[0][1:]), *states[1:]]
 
@@ -99,18 +113,16 @@ DAMAGES = [
     Damage(READS, "x gradient", [typed(">f4")], "dtype >f4", NATIVE),
     Damage(READS, "x gradient", [column], "has shape .*flat"),
     Damage("(?!round_uniform)", "bucket_size", [33, 0, -32], "bucket_size=.*multiple of 32"),
-    Damage(".*code_uniform_sum|segments.*sums", "levels", [0, 2**15], "levels=(0|32768): use"),
+    Damage(".*code_uniform_sum", "levels", [0, 2**15], "levels=(0|32768): use"),
     Damage("(?!.*pack)", "width", [0, 17], "width=(0|17): use"),
-    Damage("(en|de)code_uniform_codes|elias|segments.*_codes", "bits", [1, 17], "bits=(1|17): use"),
+    Damage("(en|de)code_uniform_codes|elias", "bits", [1, 17], "bits=(1|17): use"),
     Damage("(round|encode|decode)_exponential", "bits", [1, 9], "bits=(1|9): use"),
-    Damage("segments.*_codes", "bits", [{"levels": "exponential", "bits": 9}], "bits=9: use"),
     Damage("(encode|decode|add)_rotated$", "bits", [0, 5], "bits=(0|5): use 1 to 4", ALL),
-    Damage("segments.*rotated", "bits", [0, 5], "bits=(0|5): use 1 to 4"),
     Damage("", "samples", [0, 1025], "samples=(0|1025): use", NATIVE),
     # Norms, scales and words of codes may be longer than needed.
     Damage("(encode|decode|round_exp)", "norms", [shorter], r"norms: \d+ norms for \d+ elements"),
     Damage("(encode|decode|round_exp)", "norms", [column], "norms has shape .*flat"),
-    Damage("(encode|decode|round_exp|segments)", "norms", [typed(np.float64)], "norms has dtype"),
+    Damage("encode|decode|round_exp|segments", "norms", [typed(np.float64)], "norms has dtype"),
     Damage("(decode|add)_rotated$", "scales", [shorter], r"scales: \d+ scales for \d+ elements; \d", ALL),
     Damage("(decode|add)_rotated$", "scales", [typed(np.float64), column], "scales has (dtype|shape)"),
     Damage("", "steps", [shorter, typed(np.float64), column], "steps(: . step sizes for| has)", NATIVE),
@@ -140,6 +152,19 @@ DAMAGES = [
     Damage("elias", "payload", [typed(np.float64), column], "payload has (dtype float64|shape)", NATIVE),
     Damage("elias", "payload", [np.zeros(0, np.uint8)], "payload is empty", NATIVE),
     # Many segments.
+    Damage("segments.*_(codes|sums)", "codec", [codec(bucket_size=size) for size in (33, 0, -32)],
+           "bucket_size=.*multiple of 32"),
+    Damage("segments.*_codes", "codec", [codec(bits=1), codec(bits=17)], "bits=(1|17): use"),
+    Damage("segments.*_codes", "codec", [codec(levels="exponential", bits=bits) for bits in (1, 9)],
+           "bits=(1|9): use"),
+    Damage("segments.*_rotated", "codec", [codec(bits=0), codec(bits=5)], "bits=(0|5): use 1 to 4"),
+    Damage("segments.*_sums", "codec", [codec(levels=0), codec(levels=2**15)], "levels=(0|32768): use"),
+    Damage("segments.*_sums", "codec", [codec(width=0), codec(width=17)], "width=(0|17): use"),
+    Damage("segments", "sums", [sums(words=half)], "words: not all within|words cannot hold"),
+    Damage("segments", "sums", [sums(words=typed(np.float32)), sums(words=column)], "words has (dtype|shape)"),
+    Damage("segments", "sums", [sums(norms=shorter), sums(norms=column)],
+           r"norms: \d+ norms for|not all within|norms has shape"),
+    Damage("segments", "sums", [sums(norms=typed(np.float64))], "norms has dtype"),
     Damage("segments.(convert|norms|encode|binarize)", "batch", [batch(values=typed(np.int32))], "x has dtype"),
     Damage("segments.convert", "batch", [batch(values=column)], "x has shape"),
     Damage("segments.(norms|encode|binarize)", "batch", [batch(values=column)], "x has shape", NATIVE),
@@ -153,7 +178,7 @@ DAMAGES = [
     Damage("segments.binarize", "batch", [batch(states=scale(typed(np.float64)))],
            r"scales(\[\d\] is float64\[\d+\]; it must be float32\[\d+\]|: they must be float32)"),
     Damage("segments", "norms", [shorter, column], r"norms: \d+ norms for|not all within|norms has shape"),
-    Damage("segments", "payload payloads words", [half], "not all within|words cannot hold"),
+    Damage("segments", "payload payloads", [half], "not all within|words cannot hold"),
     Damage("segments", "payloads", [[], typed(np.float64)], "no payloads|payloads has dtype"),
     Damage("segments.(encode_[cr]|binarize|vote)", "at", [lambda at: [*at[:-1], at[-1] - 2]], "not all within"),
     Damage("segments.(encode_[cr]|binarize|vote)", "at", [lambda at: [-2, *at[1:]]], "not all within"),

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from conformance.suite import BFLOAT16, DTYPES, Draw, Out, Script, as_type, topic
 
+from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words, tiles
+from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, split_points, tiles
 from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.kernels.segments import Batch, Rounder, split_points
+from horovod_quant.kernels.segments import Batch, Rounder
 
 FEW = (1, 2100, 0, 1025, 33)
 MANY = (1, 31, 1024, 1025, 4096, 70, 3333, 0)
@@ -57,13 +58,14 @@ def segments_of_codes(draw: Draw) -> Script:
     batch = batch_of(draw)
     lengths = [buckets(count, bucket_size) + code_words(count, bits) for count in batch.elements]
     at = split_points(lengths)
+    codec = CodeFormat(levels, bits, norm, bucket_size)
     for rank in RANKS:
         rounder = Rounder("worker", rank, size)
-        payload = yield "segments.encode_codes", levels, norm, bucket_size, bits, batch, rounder, at
+        payload = yield "segments.encode_codes", codec, batch, rounder, at
         payloads.append(payload)
     for sent in (payloads, payloads[:1]):
         outs = outs_of(draw, batch.elements)
-        yield "segments.decode_codes", levels, bucket_size, bits, sent, at, draw.factor(), outs
+        yield "segments.decode_codes", codec, sent, at, draw.factor(), outs
 
 
 @topic(10, (0, 1), BACKENDS)
@@ -73,14 +75,12 @@ def segments_of_sums(draw: Draw) -> Script:
     batch, rounder = batch_of(draw), Rounder("worker", 1, 3)
     yield "segments.norms", "l2", bucket_size, batch
     norms = yield "segments.norms", "max", bucket_size, batch
-    word_at = split_points([sum_words(count, width) for count in batch.elements])
-    norm_at = split_points([buckets(count, bucket_size) for count in batch.elements])
-    words = yield "segments.encode_sums", bucket_size, levels, width, batch, rounder, norms, norm_at
+    codec = SumFormat(width, levels, "max", bucket_size)
+    words = yield "segments.encode_sums", codec, batch, rounder, norms
     everything = list(range(len(batch.elements)))
     for some in (everything, everything[3:0:-2], everything[:1]):
         outs = outs_of(draw, [batch.elements[i] for i in some])
-        sums = (words, word_at, norms, norm_at)
-        yield "segments.decode_sums", bucket_size, levels, width, *sums, some, draw.factor(), outs
+        yield "segments.decode_sums", codec, Sums(words, norms, batch.elements), some, draw.factor(), outs
 
 
 @topic(8, (1, 5), BACKENDS)
@@ -89,14 +89,14 @@ def segments_of_rotated_codes(draw: Draw) -> Script:
     batch = batch_of(draw)
     lengths = [min(n, 1) + code_words(rotated_elements(n), bits) + tiles(n) for n in batch.elements]
     at = split_points(lengths)
-    payloads = []
+    codec, payloads = RotatedFormat(bits, trellis), []
     for rank in RANKS[:2]:
-        payload = yield "segments.encode_rotated", bits, trellis, batch, Rounder("worker", rank), at
+        payload = yield "segments.encode_rotated", codec, batch, Rounder("worker", rank), at
         payloads.append(payload)
-    yield "composed.encode_rotated_again", bits, trellis, batch, Rounder("server"), at, payloads[1]
+    yield "composed.encode_rotated_again", codec, batch, Rounder("server"), at, payloads[1]
     for sent in (payloads, payloads[:1]):
         outs = outs_of(draw, batch.elements)
-        yield "segments.decode_rotated", bits, trellis, batch, "worker", sent, at, draw.factor(), outs
+        yield "segments.decode_rotated", codec, batch, "worker", sent, at, draw.factor(), outs
 
 
 @topic(6, (0, 1), BACKENDS)

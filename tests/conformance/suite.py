@@ -24,6 +24,7 @@ import pytest
 from helpers import extended
 
 from horovod_quant.kernels import reference
+from horovod_quant.kernels.formats import RotatedFormat, Sums
 from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey
 from horovod_quant.kernels.layout import TILE, buckets
 from horovod_quant.kernels.segments import Batch, segment_kernels
@@ -243,12 +244,12 @@ def function_of(backend: Any, kernel: str) -> Callable:
 
 
 def encode_rotated_again(
-    backend: Any, bits: int, trellis: bool, batch: Batch, rounder: Any, at: Sequence[int], payload: Any
+    backend: Any, codec: RotatedFormat, batch: Batch, rounder: Any, at: Sequence[int], payload: Any
 ) -> Any:
     """Encode as the reducer of a shard does: with the steps that a payload has."""
     segments = segment_kernels(backend)
     words = segments.step_words(payload, at, batch.elements)
-    return segments.encode_rotated(bits, trellis, batch, rounder, at, words)
+    return segments.encode_rotated(codec, batch, rounder, at, words)
 
 
 def decode_rotated_of_step(backend: Any, x: Any, step: int, worker: int, out: Any) -> list[Any]:
@@ -282,7 +283,7 @@ COMPOSED = {
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return arguments with ``change`` applied to what is in their lists, tuples and batches."""
+    """Return arguments with ``change`` applied to what is in their lists, tuples, batches and sums."""
     if isinstance(value, Batch):
         found = copy.copy(value)
         found.values, found.states, found.table = (
@@ -291,6 +292,8 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
             None,
         )
         return found
+    if isinstance(value, Sums):
+        return value._replace(words=mapped(value.words, change), norms=mapped(value.norms, change))
     if type(value) in (list, tuple):
         return type(value)(mapped(one, change) for one in value)
     return change(value)

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import (
-    METHODS,
+    DDPS_METHODS,
     Twin,
     assert_gradients,
     check_steps,
@@ -25,6 +25,7 @@ from harness import (
     everybody_raises,
     net,
     net_loss,
+    optimizer_for,
     own_gradients,
     scenario,
     warned,
@@ -50,7 +51,7 @@ def size() -> int:
 
 @scenario
 def every_method_has_the_simulators_bits() -> None:
-    for make in METHODS.values():
+    for make in DDPS_METHODS.values():
         check_steps(make(seed=3), steps=3, **SMALL_BUCKETS)
 
 
@@ -75,7 +76,7 @@ def nccls_collectives_give_the_same_bits() -> None:
         connection._is_gloo, connection._group = False, WithoutPairs(connection._group)
 
     with mock.patch.object(Connection, "__init__", as_for_nccl):
-        for method in METHODS.values():
+        for method in DDPS_METHODS.values():
             check_steps(method(seed=3), steps=2, **SMALL_BUCKETS)
 
 
@@ -127,6 +128,7 @@ def parameters_that_are_not_used_by_all() -> None:
             gradient_as_bucket_view=view,
             **SMALL_BUCKETS,
         )
+    check_steps(hvq.BinSGDM(), Branches(), loss, 5, find_unused_parameters=True, **SMALL_BUCKETS)
 
 
 @scenario
@@ -345,11 +347,12 @@ def two_models_at_once() -> None:
 @scenario
 def a_gradient_that_is_not_finite_on_one_rank() -> None:
     """The scaler of every rank has to skip the step."""
-    for make in METHODS.values():
-        model = net()
+    for make in DDPS_METHODS.values():
+        model, compression = net(), make()
         ddp = DistributedDataParallel(model)
-        hvq.ddp.register(ddp, make())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        own = optimizer_for(compression, model)
+        hvq.ddp.register(ddp, compression, own)
+        optimizer = own or torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for step, bad in enumerate((None, float("nan"), float("inf"), None)):
             before = [each.detach().clone() for each in model.parameters()]
@@ -666,7 +669,18 @@ def what_is_refused() -> None:
         everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, compression))
 
     refused("Auto() measures methods in steps of Horovod's optimizer", hvq.Auto())
-    refused("belongs to the optimizer hvq.optim.BinSGDM", hvq.BinSGDM())
+    refused(
+        "but was used with no optimizer; give hvd.DistributedOptimizer, or hvq.ddp.register", hvq.BinSGDM()
+    )
+    ddp, part = DistributedDataParallel(net()), hvq.optim.BinSGDM(net().parameters())
+    text = "ddp: 0.weight is not among the optimizer's parameters"
+    everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, hvq.BinSGDM(), part))
+    text = "ddp: optimizer=BinSGDM(...) is for compression=hvq.BinSGDM(); leave it out"
+    everybody_raises(ValueError, text, lambda: hvq.ddp.register(ddp, hvq.QSGD(), part))
+    views = DistributedDataParallel(net(), find_unused_parameters=True, gradient_as_bucket_view=True)
+    own = hvq.optim.BinSGDM(views.parameters())
+    text = "a parameter that no worker uses gets bits as its gradient"
+    everybody_raises(ValueError, text, lambda: hvq.ddp.register(views, hvq.BinSGDM(), own))
     refused("is no compressor", "qsgd")
     refused("nmse_every=5 measures gradients of Horovod's optimizer", hvq.EDEN(nmse_every=5))
     refused("process_set= is for training under Horovod", hvq.QSGD(process_set=mock.Mock(process_set_id=3)))
@@ -747,10 +761,97 @@ def nodes_average_first() -> None:
         check_steps(hvq.QSGD(hierarchical=size()), steps=2)  # one node: nothing is quantized
         check_steps(hvq.QSGD(hierarchical=1), steps=2)
         return
-    for make in METHODS.values():
+    for make in DDPS_METHODS.values():
         check_steps(make(hierarchical=2), steps=2, **SMALL_BUCKETS)
     check_steps(hvq.QSGD(hierarchical=2, inside=8), steps=2)
     check_steps(hvq.QSGD(hierarchical=2, inside="float16"), steps=2)
+
+
+@scenario
+def binsgdm_moves_every_element_by_its_rate() -> None:
+    """By as much as an optimizer that gets the simulator's bits; all workers stay equal."""
+    for make in (hvq.BinSGDM, lambda: hvq.BinSGDM(server_bits=3), lambda: hvq.BinSGDM(hierarchical=2)):
+        if size() % 2 and make().hierarchical:
+            continue
+        for arguments in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+            model, compression = net(), make()
+            twin = Twin(model, compression)
+            ddp = DistributedDataParallel(model, **arguments, **SMALL_BUCKETS)
+            optimizer = hvq.optim.BinSGDM(model.parameters(), lr=0.01, weight_decay=0.1)
+            hvq.ddp.register(ddp, compression, optimizer)
+            for step in range(4):
+                optimizer.zero_grad()
+                expected = twin.expected(lambda each, whose: [net_loss(each, step, whose)])  # noqa: B023
+                net_loss(ddp, step, rank()).backward()
+                assert_gradients(model, expected, f"step {step}")
+                with torch.no_grad():
+                    for name, each in twin.model.named_parameters():
+                        bits = expected[name][1]
+                        if bits is not None:
+                            each.mul_(1 - 0.01 * 0.1).sub_(0.01 * torch.from_numpy(bits).view_as(each))
+                optimizer.step()
+                for name, each in twin.model.named_parameters():
+                    own = dict(model.named_parameters())[name].detach()
+                    if expected[name][1] is None:  # a small one, for which the optimizer draws bits itself
+                        each.data.copy_(own)
+                    assert torch.allclose(own, each, rtol=0, atol=1e-6), (name, step)
+            optimizer.gather_state()
+            _assert_equal_everywhere([each.detach() for each in model.parameters()])
+            sizes = {each["momentum"].numel() for each in optimizer.state_dict()["state"].values()}
+            assert sizes == {each.numel() for each in model.parameters()}
+
+
+def _assert_equal_everywhere(tensors: list[torch.Tensor]) -> None:
+    own = torch.cat([each.reshape(-1) for each in tensors])
+    first = own.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(own, first)
+
+
+@scenario
+def binsgdms_state_spread_over_a_node_is_gathered() -> None:
+    """As it would be on workers that each store all of it, since a node's workers have equal gradients here."""
+    if size() % 2:
+        return
+    found = []
+    for hierarchical in (False, 2):
+        model = net()
+        ddp = DistributedDataParallel(model)
+        optimizer = hvq.optim.BinSGDM(model.parameters(), lr=0.01, clip_norm=0.5)
+        hvq.ddp.register(ddp, hvq.BinSGDM(hierarchical=hierarchical), optimizer)
+        for step in range(3):
+            ddp.zero_grad()
+            net_loss(ddp, step, rank() // 2).backward()
+        if hierarchical:
+            everybody_raises(RuntimeError, "call the optimizer's gather_state()", optimizer.state_dict)
+        optimizer.gather_state()
+        found.append(optimizer.state_dict()["state"])
+    for number, state in found[0].items():
+        assert state["step"] == found[1][number]["step"]
+        for name in ("momentum", "scale"):
+            assert torch.allclose(state[name], found[1][number][name], rtol=1e-5, atol=1e-7), (number, name)
+
+
+@scenario
+def a_second_pass_over_binsgdms_bits() -> None:
+    """It would add a gradient to bits."""
+    model = net()
+    ddp = DistributedDataParallel(model)
+    optimizer = hvq.optim.BinSGDM(model.parameters(), lr=0.01)
+    hvq.ddp.register(ddp, hvq.BinSGDM(), optimizer)
+    for step in range(2):
+        with ddp.no_sync():
+            net_loss(ddp, step, rank()).backward()
+        net_loss(ddp, step + 5, rank()).backward()
+        assert set(own_gradients(model)["2.weight"]) <= {-1.0, 1.0}
+        if step:
+            optimizer.step()
+        optimizer.zero_grad()
+    net_loss(ddp, 7, rank()).backward()
+    everybody_raises(
+        RuntimeError, "use ddp_model.no_sync() for all backward passes of a step but the last",
+        lambda: net_loss(ddp, 8, rank()).backward(),
+    )  # fmt: skip
 
 
 @scenario

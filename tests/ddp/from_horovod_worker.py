@@ -1,6 +1,6 @@
 """Trains some steps under Horovod or DDP, from a checkpoint if there is one, and prints losses to the bit.
 
-python from_horovod_worker.py horovod|ddp CHECKPOINT FIRST_STEP STEPS
+python from_horovod_worker.py horovod|ddp CHECKPOINT FIRST_STEP STEPS eden|binsgdm
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import horovod_quant.torch as hvq
 door, checkpoint, first, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-compression = hvq.EDEN(bits=2)
+own = hvq.optim.BinSGDM(model.parameters(), lr=0.01) if sys.argv[5] == "binsgdm" else None
+optimizer = own or torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+compression = hvq.EDEN(bits=2) if own is None else hvq.BinSGDM()
 saved = torch.load(checkpoint) if checkpoint.exists() else None
 if saved:
     model.load_state_dict(saved["model"])
@@ -36,7 +37,7 @@ else:
 
     dist.init_process_group("gloo")
     rank, trained = dist.get_rank(), DistributedDataParallel(model)
-    state = hvq.ddp.register(trained, compression)
+    state = hvq.ddp.register(trained, compression, own)
 if saved:
     optimizer.load_state_dict(saved["optimizer"])  # after Horovod has wrapped it, which forgets the state
 for step in range(first, first + steps):

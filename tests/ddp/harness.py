@@ -52,6 +52,19 @@ METHODS: dict[str, Callable[..., hvq.Compressor]] = {
     "eden-alltoall": lambda **common: hvq.EDEN(bits=2, server_bits=4, exchange="alltoall", **common),
 }
 
+DDPS_METHODS = {
+    **METHODS,
+    "binsgdm": hvq.BinSGDM,
+    "binsgdm-averages": lambda **common: hvq.BinSGDM(server_bits=3, **common),
+}
+
+
+def optimizer_for(compression: Any, model: torch.nn.Module) -> Any:
+    """BinSGDM's optimizer for its compressor, and None for others."""
+    if isinstance(compression, hvq.BinSGDM):
+        return hvq.optim.BinSGDM(model.parameters(), lr=1e-3)
+    return None
+
 
 def net(dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.nn.Module:
     torch.manual_seed(seed)
@@ -150,7 +163,7 @@ def check_steps(
     ranks = list(range(dist.get_world_size())) if group is None else dist.get_process_group_ranks(group)
     twin = Twin(model, compression, ranks)
     ddp = DistributedDataParallel(model, process_group=group, **ddp_arguments)
-    state = hvq.ddp.register(ddp, compression)
+    state = hvq.ddp.register(ddp, compression, optimizer_for(compression, model))
     wrapped = wrap(ddp)
     for step in range(steps):
         expected = twin.expected(lambda each, rank: [loss(each, step, rank)])  # noqa: B023

@@ -29,10 +29,20 @@ from helpers import same_bits
 from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.entropy import CorruptPayloadError
+from horovod_quant.kernels.formats import CodeFormat, RotatedFormat
 from horovod_quant.kernels.keys import Key, RngKey
-from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words, tiles
+from horovod_quant.kernels.layout import (
+    ROW,
+    TILE,
+    buckets,
+    ceil_div,
+    code_words,
+    split_points,
+    sum_words,
+    tiles,
+)
 from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.kernels.segments import Batch, segment_kernels, split_points
+from horovod_quant.kernels.segments import Batch, segment_kernels
 
 SEED = 20
 KEY = Key(1, 2)
@@ -240,9 +250,10 @@ def segments_case(rng: np.random.Generator) -> Case:
     fits = min(map(len, payloads)) >= needed
     if kind == 0:
         levels = str(rng.choice(["uniform", "exponential"]))
-        return Case("segments.decode_codes", (levels, bucket_size, bits, payloads, at, 0.5, outs), fits)
+        codec = CodeFormat(levels, bits, "max", bucket_size)
+        return Case("segments.decode_codes", (codec, payloads, at, 0.5, outs), fits)
     if kind == 1:
-        arguments = (bits, bool(rng.integers(2)), batch, "worker", payloads, at, 0.5, outs)
+        arguments = (RotatedFormat(bits, bool(rng.integers(2))), batch, "worker", payloads, at, 0.5, outs)
         return Case("segments.decode_rotated", arguments, fits)
     return Case("segments.decode_signs", (payloads[0], batch, at, 0.5, outs), fits)
 

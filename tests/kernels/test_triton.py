@@ -48,6 +48,7 @@ from helpers import by_default  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from horovod_quant.kernels.formats import CodeFormat  # noqa: E402
 from horovod_quant.kernels.keys import RngKey  # noqa: E402
 from horovod_quant.kernels.segments import Batch, Rounder  # noqa: E402
 from horovod_quant.schemes.base import BinaryState, Gradient, Workers  # noqa: E402
@@ -187,6 +188,7 @@ def test_kernels_are_compiled_in_parallel_and_kept_on_disk(tmp_path: Path) -> No
 # ---- many tensors, one launch
 
 SLOT = 64  # elements
+CODEC = CodeFormat("uniform", 4, "max", 32)
 calls = st.tuples(st.sampled_from(["scale", "maxima", "norms", "decode"]), *[st.integers(0, 4)] * 3)
 
 
@@ -206,7 +208,7 @@ def perform(program: Sequence[tuple], buffer: Any, payload: Any) -> list[Any]:
             )
         else:
             outs = [one, three] if slots[0] != slots[2] else [one]
-            kernels.segments.decode_codes("uniform", 32, 4, [payload], [0, 34][: len(outs)], 0.5, outs)
+            kernels.segments.decode_codes(CODEC, [payload], [0, 34][: len(outs)], 0.5, outs)
     return found
 
 
@@ -216,7 +218,7 @@ def test_a_batch_does_what_its_calls_do_one_by_one(program: list[tuple]) -> None
     x = np.random.default_rng(0).standard_normal(5 * SLOT).astype(np.float32)
     two = Batch((SLOT,) * 2, [0, 0], [RngKey(0, "w")] * 2, [0, 1], [BACKEND.array(x[:SLOT])] * 2)
     rounder = Rounder("worker")
-    payload = kernels.segments.encode_codes("uniform", "max", 32, 4, two, rounder, [0, 34, 68])
+    payload = kernels.segments.encode_codes(CODEC, two, rounder, [0, 34, 68])
     buffers = [BACKEND.array(x), BACKEND.array(x)]
     expected = perform(program, buffers[0], payload)
     with kernels.batch():

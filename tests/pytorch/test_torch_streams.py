@@ -235,7 +235,7 @@ def made_averager() -> Any:
 def test_ddps_kernels_run_between_the_gradients_and_what_follows(current: SimpleNamespace) -> None:
     memory = OrderedMemory(current.stream.launch())
     group = SimpleNamespace(
-        take=lambda tensors, memory: None, scheme=None, gradients=[], names=[], destinations=[]
+        take=lambda tensors, memory: None, scheme=None, gradients=[], names=[], destinations=[], hooked=[]
     )
     made_averager()._exchange(group, [], memory)
     assert memory.in_order == [True]

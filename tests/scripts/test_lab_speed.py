@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,13 @@ def test_the_page_gets_the_tables(measured: Any) -> None:
     assert written.count("Load of the machine before the measurements: 0.25 (a processor).") == marks
     assert "no exchange" not in written
     assert lab_speed.write(written, folder) == written
+
+
+def test_the_page_names_the_aims_that_are_missed(measured: Any) -> None:
+    text = lab_speed.aims_list(lab_speed.Results(measured()))
+    assert re.fullmatch(r"(\d+) of \1 are reached\.", text)
+    text = lab_speed.aims_list(lab_speed.Results(measured("mpi", **{"eden-2": 8.9})))
+    assert text.endswith("reached.\n\n- eden-2 with MPI at 100mbit: speed-up 8.90 over none (target: 9)")
 
 
 def test_what_was_not_measured_stays(measured: Any) -> None:

@@ -27,7 +27,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def launched(steps: dict[str, float], **others: Any) -> dict[str, Any]:
     losses = dict.fromkeys(steps, [2.0] * FLAT)
     seconds = {name: [step] * FLAT for name, step in steps.items()}
-    fixed = {"load": 0.1, "kernels": "some", "torch": "AVX2", "chosen": {}}
+    fixed = {"processor": "a processor", "load": 0.1, "kernels": "some", "torch": "AVX2", "chosen": {}}
     return {**fixed, "seconds": seconds, "losses": losses, **others}
 
 

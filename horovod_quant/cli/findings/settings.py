@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from horovod_quant.analysis.cost_model import CONTROL_BYTES, FUSION_BYTES
 from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_names, torch_cache_names
-from horovod_quant.analysis.models import MODELS, Shapes, elements
+from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, WARNING, Finding
 from horovod_quant.frontends import switch
@@ -34,10 +34,9 @@ def findings(environment: Mapping[str, str], model: str | None, frameworks: list
         model: the model whose gradients are reduced, if known.
         frameworks: frameworks that may reduce them.
     """
-    shapes = MODELS[model] if model else None
     checked = [
-        cache_finding(environment, model, shapes, frameworks),
-        fusion_finding(environment, model, shapes),
+        cache_finding(environment, model, frameworks),
+        fusion_finding(environment, model),
         cycle_finding(environment),
     ]
     found = [finding for finding in checked if finding is not None]
@@ -56,9 +55,7 @@ def findings(environment: Mapping[str, str], model: str | None, frameworks: list
     return found or [Finding(OK, suits)]
 
 
-def cache_finding(
-    environment: Mapping[str, str], model: str | None, shapes: Shapes | None, frameworks: list[str]
-) -> Finding | None:
+def cache_finding(environment: Mapping[str, str], model: str | None, frameworks: list[str]) -> Finding | None:
     capacity, text = number(environment, "HOROVOD_CACHE_CAPACITY", DEFAULT_CACHE)
     if capacity <= 0:
         return Finding(
@@ -66,11 +63,11 @@ def cache_finding(
             f"{text}: no response cache, so the workers negotiate every collective again",
             "unset it",
         )
-    if shapes is None:
+    if model is None:
         return None
     needs = {
         FRAMEWORKS[name]: max(
-            (torch_cache_names if name == "torch" else tensorflow_cache_names)(scheme, shapes)
+            (torch_cache_names if name == "torch" else tensorflow_cache_names)(scheme, MODELS[model])
             for scheme in schemes()
         )
         for name in frameworks
@@ -88,12 +85,11 @@ def cache_finding(
     return None
 
 
-def fusion_finding(
-    environment: Mapping[str, str], model: str | None, shapes: Shapes | None
-) -> Finding | None:
+def fusion_finding(environment: Mapping[str, str], model: str | None) -> Finding | None:
     threshold, text = number(environment, "HOROVOD_FUSION_THRESHOLD", FUSION_BYTES)
     what, together = "small gradients", 2**20
-    if shapes is not None:
+    if model is not None:
+        shapes = MODELS[model]
         compressed = set(compressed_names(schemes()[0], shapes))
         small = {name: shape for name, shape in shapes.items() if name not in compressed}
         together = 4 * elements(small) + CONTROL_BYTES * len(compressed)

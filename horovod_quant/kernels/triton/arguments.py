@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from horovod_quant.kernels.checks import check_bucket_size
+from horovod_quant.kernels.checks import check_bucket_size, check_code_words, check_norms
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, buckets, code_words
 from horovod_quant.kernels.triton.launching import INTERPRETED
 from horovod_quant.kernels.triton.staging import on_device
 
@@ -94,17 +93,12 @@ def result(out: torch.Tensor | None, length: int, dtype: torch.dtype, device: to
 
 def norms_of(norms: Any, elements: int, bucket_size: int, device: torch.device) -> torch.Tensor:
     check_bucket_size(bucket_size)
-    needed = buckets(elements, bucket_size)
-    if len(norms) < needed:
-        raise ValueError(
-            f"norms: {len(norms)} norms for {elements} elements in buckets of {bucket_size}; {needed} are needed"
-        )
+    check_norms(len(norms), elements, bucket_size)
     return typed(as_tensor(norms, device), torch.float32, "norms")
 
 
 def codes_of(words: Any, elements: int, bits: int) -> torch.Tensor:
-    if len(words) < code_words(elements, bits):
-        raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
+    check_code_words(len(words), elements, bits)
     return typed(words, torch.int32, "words")
 
 
@@ -125,10 +119,3 @@ def float_entry(value: float) -> int:
     """Return the bits of a number rounded to float32."""
     with np.errstate(over="ignore"):
         return int(np.float32(value).view(np.int32))
-
-
-def check_same_length(words: Sequence[torch.Tensor]) -> None:
-    if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
-        raise ValueError(
-            f"words of lengths {[len(one) for one in words]}; they must be the same multiple of {ROW}"
-        )

@@ -1,4 +1,7 @@
-"""Functions on whole tensors: packing, copies and conversions."""
+"""Functions on whole tensors: packing, copies and conversions.
+
+`horovod_quant.kernels.arrays` and `horovod_quant.kernels.reference` define them.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,7 @@ _write_nan_tiles = Kernel(one_bit.write_nan_tiles)
 
 
 def pack(parts: Sequence[Part]) -> torch.Tensor:
-    """Return one array of consecutive parts, each computed in place.
-
-    Int32 words if the types differ. The parts are a `batch`: a kernel computes all of its parts in one launch.
-    """
+    """Pack in a `batch`: a kernel computes all its parts at once."""
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
     array = torch.empty(sum(length for length, _, _ in parts), dtype=TYPES[dtype], device=current_device())
@@ -67,24 +67,20 @@ def concatenate(arrays: Sequence[Any]) -> torch.Tensor:
 
 
 def view(array: torch.Tensor, dtype: Any) -> torch.Tensor:
-    """View a tensor as another type of the same size."""
     return array.view(TYPES[np.dtype(dtype)])
 
 
 def empty(elements: int) -> torch.Tensor:
-    """Return the ``out`` of a decoding kernel for a temporary float32 result."""
     return torch.empty(elements, dtype=torch.float32, device=current_device())
 
 
 def step_word(number: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the step as a word: see `horovod_quant.kernels.arrays.step_word`."""
     found = result(out, 1, torch.int32, current_device() if out is None else out.device)
     run(_write_word, Job(1, 1, {"target": found, "number": number & ALL_ONES}))
     return found
 
 
 def pack_flags(flags: torch.Tensor) -> torch.Tensor:
-    """Pack flags as bits of int32 words, the first flag lowest."""
     flags = typed(flags, torch.bool, "flags")
     words = torch.empty(ceil_div(len(flags), 32), dtype=torch.int32, device=flags.device)
     run(
@@ -113,7 +109,6 @@ def unpack_flags(words: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def with_nan_tiles(values: torch.Tensor, broken: torch.Tensor) -> torch.Tensor:
-    """Write NaN to the marked tiles of 1,024 elements, and return ``values``."""
     values, broken = floats(values, "values"), typed(broken, torch.bool, "broken")
     job = Job(len(values), TILE, {"target": values, "broken": broken})
     run(_write_nan_tiles, job, KIND=KINDS[values.dtype])
@@ -131,7 +126,6 @@ def to_float16(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
 
 
 def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> torch.Tensor:
-    """Write concatenated float32 ``pieces`` times ``factor`` to a floating-point tensor."""
     if sum(map(len, pieces)) != len(out):
         raise ValueError(f"pieces of lengths {[len(piece) for piece in pieces]} for {len(out)} elements")
     low = 0
@@ -142,10 +136,6 @@ def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> t
 
 
 def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the mean of float32 arrays.
-
-    It is their sum, in order, times the rounded inverse of their number.
-    """
     arrays = [typed(array, torch.float32, "array") for array in arrays]
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"arrays of lengths {[len(array) for array in arrays]}; they must be the same")
@@ -156,10 +146,6 @@ def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
-    """Return float32 square roots of float64 sums.
-
-    Inf where the root leaves the range of float32.
-    """
     square_sums = typed(square_sums, torch.float64, "square_sums")
     norms = torch.empty(len(square_sums), dtype=torch.float32, device=square_sums.device)
     run(_square_roots, Job(len(norms), _COUNT, {"source": square_sums, "target": norms}))

@@ -1,4 +1,4 @@
-"""Norms, codes and sums of many segments in one call.
+"""Norms, codes, sums and single bits of many segments in one call.
 
 numpy builds the launch tables. Each launch is bit-identical to one call per segment of the function of `functions`,
 which also determines its programs and constants: `table.steps_of`. Offsets (``..._at``) are in 4-byte elements of the
@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_quant.kernels.checks import check_bucket_size, check_range
+from horovod_quant.kernels.checks import check_bucket_size
+from horovod_quant.kernels.formats import CodeFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import TILE, code_words, sum_words
-from horovod_quant.kernels.segment_offsets import code_offsets, keys_of_batch
+from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words
+from horovod_quant.kernels.segment_offsets import (
+    check_offsets,
+    code_offsets,
+    counts_of,
+    keys_of_batch,
+    starts_of_batch,
+)
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
@@ -26,6 +33,7 @@ from horovod_quant.kernels.triton.table import (
     before,
     launch,
     launch_groups,
+    range_of,
     steps_of,
     table_of,
     table_of_values,
@@ -34,19 +42,15 @@ from horovod_quant.kernels.triton.table import (
 
 _KEY = Key(1, 2)
 _BYTES = 4
-_FIELDS = Key._fields
-_MOST_BITS = {"uniform": 16, "exponential": 8}
+_VECTOR = 15
 
 
 class CodeSegments(SegmentKernels):
-    """Methods for norms and codes, and for sums."""
+    """Methods for norms and codes, for sums, and for single bits."""
 
-    def encode_codes(
-        self, levels: str, norm: str, bucket_size: int, bits: int, segments: Batch, rounder: Rounder, at: Any
-    ) -> torch.Tensor:
-        check_range("bits", bits, 2, _MOST_BITS[levels])
-        check_bucket_size(bucket_size)
-        table, keys = table_of_values(segments), keys_of_batch(segments, rounder)
+    def encode_codes(self, codec: CodeFormat, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
+        codec.check()
+        bits, bucket_size, table = codec.bits, codec.bucket_size, table_of_values(segments)
         counts = table.counts(bucket_size)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         norms = out.view(torch.float32)
@@ -56,15 +60,15 @@ class CodeSegments(SegmentKernels):
             "source": table.addresses,
             "norms": out.data_ptr() + _BYTES * norms_at,
             "target": out.data_ptr() + _BYTES * words_at,
-            **keys_and_starts(keys, segments.starts, len(table)),
+            **keys_and_starts(segments, rounder, len(table)),
         }
-        encode = functions.encode_exponential if levels == "exponential" else functions.encode_uniform_codes
+        encode = functions.encode_exponential if codec.is_exponential else functions.encode_uniform_codes
         with batch():
-            if norm == "max":
-                bucket_norms(norm, table, bucket_size, norms, norms_at)
+            if codec.norm == "max":
+                bucket_norms(codec.norm, table, bucket_size, norms, norms_at)
             else:
                 check_offsets("norms", norms_at, counts, len(out))
-                sums = bucket_norms(norm, table, bucket_size)
+                sums = bucket_norms(codec.norm, table, bucket_size)
                 found = torch.empty(len(sums), dtype=torch.float32, device=sums.device)
                 run_call(lambda: found.copy_(sums.sqrt()), sums.device)
                 sources = found.data_ptr() + _BYTES * before(counts)
@@ -75,17 +79,10 @@ class CodeSegments(SegmentKernels):
         return out
 
     def decode_codes(
-        self,
-        levels: str,
-        bucket_size: int,
-        bits: int,
-        payloads: Sequence[torch.Tensor],
-        at: Sequence[int],
-        factor: Any,
-        outs: Sequence[Any],
+        self, codec: CodeFormat, payloads: Sequence[Any], at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        check_range("bits", bits, 2, _MOST_BITS[levels])
-        check_bucket_size(bucket_size)
+        codec.check()
+        bits, bucket_size = codec.bits, codec.bucket_size
         if not payloads:
             raise ValueError("no payloads to decode")
         table, workers = SegmentTable(outs, "out"), len(payloads)
@@ -97,7 +94,7 @@ class CodeSegments(SegmentKernels):
         pointers = np.empty((len(table), 2 * workers), np.int64)
         pointers[:, 0::2] = bases + _BYTES * words_at[:, None]
         pointers[:, 1::2] = bases + _BYTES * norms_at[:, None]
-        decode = functions.decode_exponential if levels == "exponential" else functions.decode_uniform_codes
+        decode = functions.decode_exponential if codec.is_exponential else functions.decode_uniform_codes
         columns = {"target": table.addresses, "factor": float_entry(factor)}
         with batch():
             launch_groups(table, table.groups, (decode, bucket_size, bits, workers),
@@ -114,19 +111,9 @@ class CodeSegments(SegmentKernels):
         with batch():
             return bucket_norms(norm, table_of_values(segments), bucket_size)
 
-    def encode_sums(
-        self,
-        bucket_size: int,
-        levels: int,
-        width: int,
-        segments: Batch,
-        rounder: Rounder,
-        norms: torch.Tensor,
-        norm_at: Sequence[int],
-    ) -> torch.Tensor:
-        check_range("levels", levels, 1, functions.MAX_LEVELS)
-        check_range("width", width, 1, 16)
-        check_bucket_size(bucket_size)
+    def encode_sums(self, codec: SumFormat, segments: Batch, rounder: Rounder, norms: Any) -> torch.Tensor:
+        codec.check()
+        bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
         table = table_of_values(segments)
         _check_table(table)
         if len(norms) != total_buckets(table, bucket_size):
@@ -138,7 +125,7 @@ class CodeSegments(SegmentKernels):
             "source": table.addresses,
             "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
             "target": out.data_ptr() + _BYTES * before(words),
-            **keys_and_starts(keys_of_batch(segments, rounder), segments.starts, len(table)),
+            **keys_and_starts(segments, rounder, len(table)),
         }
         with batch():
             arrays.step_word(1, out[-1:])
@@ -150,25 +137,13 @@ class CodeSegments(SegmentKernels):
         return out
 
     def decode_sums(
-        self,
-        bucket_size: int,
-        levels: int,
-        width: int,
-        words: torch.Tensor,
-        word_at: Sequence[int],
-        norms: torch.Tensor,
-        norm_at: Sequence[int],
-        segments: Sequence[int],
-        factor: Any,
-        outs: Sequence[Any],
-        table: Any = None,
+        self, codec: SumFormat, sums: Sums, tensors: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        check_range("levels", levels, 1, functions.MAX_LEVELS)
-        check_range("width", width, 1, 16)
-        check_bucket_size(bucket_size)
-        table, which = table_of(outs, table), list(segments)
+        codec.check()
+        bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
+        table, words, norms = table_of(outs, sums.table), sums.words, sums.norms
         _check_table(table)
-        words_at, norms_at = np.array(word_at, np.int64)[which], np.array(norm_at, np.int64)[which]
+        norms_at, words_at = (np.array(at, np.int64)[list(tensors)] for at in codec.offsets(sums.elements))
         check_offsets("words", words_at, table.words(sum_words, width), len(words))
         check_offsets("norms", norms_at, table.counts(bucket_size), len(norms))
         columns = {
@@ -183,6 +158,94 @@ class CodeSegments(SegmentKernels):
                               words[: sum_words(1, width)], norms[:1], bucket_size, levels, width, 1.0, out
                           ),
                           columns, [words, norms], [table])  # fmt: skip
+        return outs
+
+    # ---- single bits
+
+    def binarize(self, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
+        table = table_of_values(segments)
+        momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
+        m, b = _state(momenta, table, "momenta"), _state(scales, table, "scales")
+        words_at, counts = np.array(at, np.int64)[:-1], table.counts(TILE)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        check_offsets("words", words_at, ROW * counts + -(-counts // ROW), len(out))
+        broken = torch.empty(int(counts.sum()), dtype=torch.bool, device=table.device)
+        given = np.array(betas, np.float64)
+        columns = {
+            "source": table.addresses,
+            "momentum": m.addresses,
+            "scale": b.addresses,
+            "target": out.data_ptr() + _BYTES * words_at,
+            "broken": broken.data_ptr() + before(counts),
+            "factor": given.astype(np.float32).view(np.int32),
+            "second_factor": (1.0 - given).astype(np.float32).view(np.int32),
+            **keys_and_starts(segments, rounder, len(table)),
+        }
+        with batch():
+            for group in table.aligned_groups:
+                states_aligned = not ((group.of(m.addresses) | group.of(b.addresses)) & _VECTOR).any()
+                state = torch.empty(2, dtype=torch.float32, device=table.device)
+                local = state[:1] if states_aligned else state[1:]
+                launch_groups(table, [group], ("binarize", states_aligned),
+                              lambda x: functions.binarize(x, local, local, 0.5, _KEY),  # noqa: B023
+                              columns, [table], [m, b, out, broken])  # fmt: skip
+            if len(broken):
+                (step,) = steps_of("pack flags", lambda: arrays.pack_flags(broken[:1]))
+                flags = {"source": columns["broken"], "target": columns["target"] + _BYTES * ROW * counts}
+                launch(step, tuple(counts.tolist()), flags, out.device, [range_of(broken)], [range_of(out)],
+                       kept=(broken, out))  # fmt: skip
+        return out
+
+    def vote(
+        self, payloads: Sequence[torch.Tensor], segments: Batch, rounder: Rounder, at: Sequence[int]
+    ) -> torch.Tensor:
+        if not payloads:
+            raise ValueError("no payloads to vote")
+        payloads = [typed(payload, torch.int32, "payloads") for payload in payloads]
+        words_at = np.array(at, np.int64)[: len(segments.elements)]
+        counts = counts_of(segments.elements, TILE)
+        flags_at, flag_counts = words_at + ROW * counts, -(-counts // ROW)
+        out = torch.empty(at[-1], dtype=torch.int32, device=payloads[0].device)
+        check_offsets("words", words_at, ROW * counts + flag_counts, min(map(len, [*payloads, out])))
+        if not counts.any():
+            return out
+        keys = keys_and_starts(segments, rounder, len(counts))
+        (vote,) = steps_of(
+            ("vote", len(payloads)), lambda: functions.vote([payload[:ROW] for payload in payloads], _KEY)
+        )
+        (any_bits,) = steps_of(
+            ("any bits", len(payloads)), lambda: arrays.any_bits([one[:1] for one in payloads], out[:1])
+        )
+        bases = np.array([one.data_ptr() for one in payloads], np.int64)
+        read, written = list(map(range_of, payloads)), [range_of(out)]
+        with batch():
+            for step, elements, offsets, columns in (
+                (vote, 32 * ROW * counts, words_at, keys),
+                (any_bits, flag_counts, flags_at, {}),
+            ):
+                columns = {"target": out.data_ptr() + _BYTES * offsets, **columns}
+                pointers = bases + _BYTES * offsets[:, None]
+                launch(step, tuple(elements.tolist()), columns, out.device, read, written, pointers,
+                       (payloads, out))  # fmt: skip
+        return out
+
+    def decode_signs(
+        self, payload: torch.Tensor, segments: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]
+    ) -> Sequence[Any]:
+        table = SegmentTable(outs, "out")
+        words_at, counts = np.array(at, np.int64)[: len(table)], table.counts(TILE)
+        check_offsets("words", words_at, ROW * counts + -(-counts // ROW), len(payload))
+        source = typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at
+        columns = {
+            "source": source,
+            "broken": source + _BYTES * ROW * counts,
+            "target": table.addresses,
+            "factor": float_entry(factor),
+        }
+        with batch():
+            launch_groups(table, table.aligned_groups, ("signs",),
+                          lambda out: functions.decode_signs(payload[:ROW], 1.0, out, payload),
+                          columns, [payload], [table])  # fmt: skip
         return outs
 
 
@@ -231,22 +294,11 @@ def copy_words(
     launch(step, tuple(counts.tolist()), columns, one.device, read, written, kept=kept)
 
 
-def keys_and_starts(keys: np.ndarray, starts: Sequence[int], count: int) -> dict[str, np.ndarray]:
-    """Return the table columns of keys and starts.
-
-    ``keys`` is uint32 ``[segments, fields of Key]``.
-    """
-    first = np.array(starts, np.int64)
-    if keys.shape != (count, len(_FIELDS)) or first.shape != (count,):
-        raise ValueError(f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {count} gradients")
-    return {**{name: keys[:, i] for i, name in enumerate(_FIELDS)}, "start": first}
-
-
-def check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int) -> None:
-    if offsets.shape != lengths.shape or (
-        len(offsets) and (int(offsets.min()) < 0 or int((offsets + lengths).max()) > room)
-    ):
-        raise ValueError(f"offsets of {len(lengths)} gradients' {what}: not all within {room} words")
+def keys_and_starts(segments: Batch, rounder: Rounder, count: int) -> dict[str, np.ndarray]:
+    """Return the table columns of keys and starts."""
+    keys = keys_of_batch(segments, rounder)
+    columns = {name: keys[:, i] for i, name in enumerate(Key._fields)}
+    return {**columns, "start": starts_of_batch(segments, count)}
 
 
 def _check_table(table: SegmentTable) -> None:
@@ -254,3 +306,10 @@ def _check_table(table: SegmentTable) -> None:
         raise ValueError(
             f"a tensor of {max(table.elements)} elements; the Triton kernels take {MAX_ELEMENTS} at most"
         )
+
+
+def _state(arrays: Sequence[Any], gradients: SegmentTable, name: str) -> SegmentTable:
+    state = SegmentTable(arrays, name)
+    if state.elements != gradients.elements or any(group.kind != "float32" for group in state.groups):
+        raise ValueError(f"{name}: they must be float32 and as long as the gradients")
+    return state

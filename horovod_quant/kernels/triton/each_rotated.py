@@ -12,14 +12,20 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.checks import check_range
+from horovod_quant.kernels.formats import RotatedFormat
 from horovod_quant.kernels.keys import ALL_ONES, RngKey
-from horovod_quant.kernels.layout import TILE, code_words
-from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.kernels.segment_offsets import keys_of_batch, rotated_offsets
+from horovod_quant.kernels.layout import TILE
+from horovod_quant.kernels.rotation import rotated_elements, rotated_words
+from horovod_quant.kernels.segment_offsets import (
+    check_offsets,
+    keys_of_batch,
+    rotated_offsets,
+    starts_of_batch,
+)
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_offsets, copy_words
+from horovod_quant.kernels.triton.each import copy_words
 from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
@@ -47,9 +53,9 @@ class RotatedSegments(SegmentKernels):
     """Methods for rotated codes."""
 
     def encode_rotated(
-        self, bits: int, trellis: bool, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
+        self, codec: RotatedFormat, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> torch.Tensor:
-        table = table_of_values(segments)
+        bits, table = codec.bits, table_of_values(segments)
         filled, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         coordinates = _check(table, bits, words_at, scales_at, len(out))
@@ -57,7 +63,7 @@ class RotatedSegments(SegmentKernels):
             "source": table.addresses,
             "target": out.data_ptr() + _BYTES * words_at,
             "scale": out.data_ptr() + _BYTES * scales_at,
-            "start": np.array(segments.starts, np.int64),
+            "start": starts_of_batch(segments, len(table)),
         }
         steps_at = out.data_ptr() + _BYTES * (words_at - filled)
         with batch():
@@ -68,7 +74,7 @@ class RotatedSegments(SegmentKernels):
                 counts = filled.astype(np.int64)
                 copy_words(step_words.addresses, steps_at, counts, (step_words.payload, out))
                 keys = _keys_of_words(segments.chains, rounder.domain, step_words.addresses, rounder.rank)
-            if trellis:
+            if codec.trellis:
                 _encode_to_trellis(table, bits, keys, columns, coordinates, out)
             else:
                 _rotate(table, bits, False, columns, [out], keys)
@@ -81,8 +87,7 @@ class RotatedSegments(SegmentKernels):
 
     def decode_rotated(
         self,
-        bits: int,
-        trellis: bool,
+        codec: RotatedFormat,
         segments: Batch,
         domain: str,
         payloads: Sequence[torch.Tensor],
@@ -93,6 +98,7 @@ class RotatedSegments(SegmentKernels):
         if not payloads:
             raise ValueError("no payloads to decode")
         table, workers = SegmentTable(outs, "out"), len(payloads)
+        bits, trellis = codec.bits, codec.trellis
         _, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
         _check(table, bits, words_at, scales_at, min(map(len, payloads)))
         pointers = np.empty((len(table), workers, 2 + _KEY_ENTRIES), np.int64)
@@ -104,13 +110,13 @@ class RotatedSegments(SegmentKernels):
             pointers[:, rank, 2:] = _keys_of_words(segments.chains, domain, steps.addresses, rank)
         columns = {
             "target": table.addresses,
-            "start": np.array(segments.starts, np.int64),
+            "start": starts_of_batch(segments, len(table)),
             "factor": float_entry(factor),
         }
         with batch():
             launch_groups(table, table.groups, ("add", bits, trellis, workers),
                           lambda out: rotated.add_rotated(
-                              [payloads[0][: code_words(rotated_elements(1), bits)]] * workers,
+                              [payloads[0][: rotated_words(1, bits)]] * workers,
                               [payloads[0][:1].view(torch.float32)] * workers, bits,
                               [_CHAIN.key("", 0)] * workers, 1.0, out, trellis=trellis,
                           ),
@@ -184,13 +190,9 @@ def _check(
 ) -> np.ndarray:
     """Validate offsets, and return the numbers of coordinates."""
     check_range("bits", bits, 1, 4)
-    check_offsets("words", words_at, table.words(_rotated_words, bits), room)
+    check_offsets("words", words_at, table.words(rotated_words, bits), room)
     check_offsets("scales", scales_at, table.counts(TILE), room)
     return table.words(_coordinates, bits)
-
-
-def _rotated_words(elements: int, bits: int) -> int:
-    return code_words(rotated_elements(elements), bits)
 
 
 def _coordinates(elements: int, bits: int) -> int:

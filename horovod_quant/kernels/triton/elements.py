@@ -52,6 +52,15 @@ def elements_left(row, first, MOST: tl.constexpr):
 
 
 @triton.jit
+def elements_of_program(table, owners, COUNT: tl.constexpr):
+    """Return a program's table row, first element, offsets and mask."""
+    row, block = row_and_block(table, owners)
+    first = block * COUNT
+    offsets = tl.arange(0, COUNT)
+    return row, first, offsets, offsets < elements_left(row, first, COUNT)
+
+
+@triton.jit
 def below(numbers, left, WHOLE: tl.constexpr):
     """Return the mask ``numbers < left``, all true for a ``WHOLE`` program.
 

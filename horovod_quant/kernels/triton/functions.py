@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from horovod_quant.kernels import checks
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import (
     ROW,
@@ -28,7 +28,6 @@ from horovod_quant.kernels.triton.arguments import (
     KINDS,
     aligned,
     as_tensor,
-    check_same_length,
     codes_of,
     float_entry,
     floats,
@@ -40,8 +39,6 @@ from horovod_quant.kernels.triton.arguments import (
 from horovod_quant.kernels.triton.jobs import Job
 from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Kernel, run, settle
 from horovod_quant.kernels.triton.tiles import words_of_a_tile
-
-MAX_LEVELS = 2**15 - 1
 
 # Work of a program of four warps.
 _ROWS = 128  # rows of elements, to decode signs
@@ -73,7 +70,7 @@ _shorten = Kernel(whole.shorten)
 
 def bucket_maxima(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = None) -> torch.Tensor:
     x = floats(x, "x")
-    check_bucket_size(bucket_size)
+    checks.check_bucket_size(bucket_size)
     maxima = result(out, buckets(len(x), bucket_size), torch.float32, x.device)
     bucket_size = _norm_bucket_size(len(x), bucket_size)
     chunk = min(_CHUNK, 1 << (bucket_size - 1).bit_length())
@@ -97,7 +94,7 @@ def bucket_magnitude_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor |
 
 def _sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None, term: str) -> torch.Tensor:
     x = floats(x, "x")
-    check_bucket_size(bucket_size)
+    checks.check_bucket_size(bucket_size)
     sums = result(out, buckets(len(x), bucket_size), torch.float64, x.device)
     bucket_size = _norm_bucket_size(len(x), bucket_size)
     job = Job(len(x), _BUCKETS_TO_ADD * bucket_size, {"source": x, "target": sums})
@@ -123,7 +120,7 @@ def _norm_bucket_size(elements: int, bucket_size: int) -> int:
 def clip(x: torch.Tensor, most: float) -> torch.Tensor:
     """Scale ``x`` down to an L2 norm of at most ``most``.
 
-    The result is always float32. In `horovod_quant.kernels.clipping` it is float32 only where it differs from ``x``.
+    The result is always float32. In `horovod_quant.kernels.sums.clip` it is float32 only where it differs from ``x``.
     Here the host does not know whether it does, because it would have to wait.
     """
     x = floats(x, "x")
@@ -228,8 +225,8 @@ def encode_uniform_sum(
     start: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    check_range("levels", levels, 1, MAX_LEVELS)
-    check_range("width", width, 1, 16)
+    checks.check_range("levels", levels, 1, checks.MAX_LEVELS)
+    checks.check_range("width", width, 1, 16)
     x = floats(x, "x")
     words = result(out, sum_words(len(x), width), torch.int32, x.device)
     run(
@@ -255,7 +252,7 @@ def encode_uniform_codes(
     start: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    check_range("bits", bits, 2, 16)
+    checks.check_range("bits", bits, 2, 16)
     rounding = dict(_rounding(uniform_levels(bits)), EXPONENTIAL=False)
     return _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding)
 
@@ -269,7 +266,7 @@ def encode_exponential(
     start: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    check_range("bits", bits, 2, 8)
+    checks.check_range("bits", bits, 2, 8)
     rounding = {"LIMIT": 1.0, "FRACTION": 0, "EXPONENTIAL": True}
     return _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding)
 
@@ -316,11 +313,10 @@ def decode_uniform_sum(
     factor: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    check_range("levels", levels, 1, MAX_LEVELS)
-    check_range("width", width, 1, 16)
+    checks.check_range("levels", levels, 1, checks.MAX_LEVELS)
+    checks.check_range("width", width, 1, 16)
     out = floats(out, "out")
-    if len(words) != sum_words(len(out), width):
-        raise ValueError(f"words: {len(words)} words cannot hold {len(out)} digits of {width} bits")
+    checks.check_sum_words(len(words), len(out), width)
     entries = {
         "source": typed(words, torch.int32, "words"),
         "norms": norms_of(norms, len(out), bucket_size, out.device),
@@ -348,7 +344,7 @@ def decode_uniform_codes(
     factor: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    check_range("bits", bits, 2, 16)
+    checks.check_range("bits", bits, 2, 16)
     levels = float(uniform_levels(bits))
     return _decoded_codes(words, norms, bucket_size, bits, factor, out, EXPONENTIAL=False, LEVELS=levels)
 
@@ -361,14 +357,13 @@ def decode_exponential(
     factor: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    check_range("bits", bits, 2, 8)
+    checks.check_range("bits", bits, 2, 8)
     return _decoded_codes(words, norms, bucket_size, bits, factor, out, EXPONENTIAL=True, LEVELS=1.0)
 
 
 def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
     out = floats(out, "out")
-    if not 0 < len(words) == len(norms):
-        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
+    checks.check_pairs(words, norms)
     # Norms that a scheme computes are one array for all workers.
     local_norms = {id(one): norms_of(one, len(out), bucket_size, out.device) for one in norms}
     pointers = [
@@ -430,7 +425,7 @@ def binarize(
 def vote(
     words: Sequence[torch.Tensor], key: Key, start: int = 0, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    check_same_length(words)
+    checks.check_votes(words)
     words = [typed(one, torch.int32, "words") for one in words]
     bits = result(out, len(words[0]), torch.int32, words[0].device)
     workers = len(words)

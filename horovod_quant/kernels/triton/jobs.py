@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -87,6 +88,7 @@ def layout_of(elements: tuple[int, ...], per_program: int, pointers: int = 0) ->
     return Layout(elements, per_program, pointers)
 
 
+@dataclass(eq=False)
 class Rows:
     """Many tensors' part of a launch.
 
@@ -99,25 +101,13 @@ class Rows:
         kept: tensors that must not be freed before the launch.
     """
 
-    __slots__ = ("columns", "device", "kept", "layout", "pointers", "read", "written")
-
-    def __init__(
-        self,
-        layout: Layout,
-        columns: Mapping[str, Any],
-        device: torch.device,
-        read: Sequence[tuple[Any, Any]],
-        written: Sequence[tuple[Any, Any]],
-        pointers: np.ndarray | None = None,
-        kept: Any = None,
-    ) -> None:
-        self.layout = layout
-        self.columns = columns
-        self.device = device
-        self.read = read
-        self.written = written
-        self.pointers = pointers
-        self.kept = kept
+    layout: Layout
+    columns: Mapping[str, Any]
+    device: torch.device
+    read: Sequence[tuple[Any, Any]]
+    written: Sequence[tuple[Any, Any]]
+    pointers: np.ndarray | None = None
+    kept: Any = None
 
     def __len__(self) -> int:
         return len(self.layout.programs)

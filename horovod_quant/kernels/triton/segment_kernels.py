@@ -12,16 +12,14 @@ from typing import Any, Callable
 
 import torch
 
-from horovod_quant.kernels.layout import ROW, ceil_div
-from horovod_quant.kernels.segments import split_points
+from horovod_quant.kernels.layout import ROW, ceil_div, split_points
 from horovod_quant.kernels.triton.arguments import current_device
 from horovod_quant.kernels.triton.each import CodeSegments
-from horovod_quant.kernels.triton.each_bits import BitSegments
 from horovod_quant.kernels.triton.each_rotated import RotatedSegments
 from horovod_quant.kernels.triton.launching import batch
 
 
-class TritonSegments(CodeSegments, BitSegments, RotatedSegments):
+class TritonSegments(CodeSegments, RotatedSegments):
     """Triton kernels for many segments: see the module."""
 
     def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:

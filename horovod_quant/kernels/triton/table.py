@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.buffer_view import BufferView
+from horovod_quant.kernels.segment_offsets import counts_of, lengths_of
 from horovod_quant.kernels.segments import Batch
 from horovod_quant.kernels.triton.arguments import KINDS, current_device
 from horovod_quant.kernels.triton.jobs import Rows, layout_of
@@ -111,7 +111,7 @@ class SegmentTable:
 
     def words(self, function: Callable[[int, int], int], width: int) -> np.ndarray:
         """Return the values of a function of `layout` for all tensors."""
-        return words_of(function, self.elements, width)
+        return lengths_of(function, self.elements, width)
 
     def longest(self, group: Group) -> Any:
         """Return the tensor of a group with the most elements, flat."""
@@ -147,19 +147,6 @@ def _groups(kinds: Sequence[str], unaligned: np.ndarray) -> list[Group]:
     for i, (kind, offset) in enumerate(zip(kinds, unaligned.tolist())):
         found.setdefault((kind, not offset), []).append(i)
     return [Group(*one, np.array(numbers)) for one, numbers in found.items()]
-
-
-# Results that depend only on lengths are cached, since these are the same in every step; they are never modified.
-
-
-@functools.lru_cache(maxsize=1024)
-def counts_of(elements: tuple[int, ...], unit: int) -> np.ndarray:
-    return -(-np.array(elements, np.int64) // unit)
-
-
-@functools.lru_cache(maxsize=1024)
-def words_of(function: Callable[[int, int], int], elements: tuple[int, ...], width: int) -> np.ndarray:
-    return np.array([function(count, width) for count in elements], np.int64)
 
 
 def before(counts: np.ndarray) -> np.ndarray:

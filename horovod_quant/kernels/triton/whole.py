@@ -4,49 +4,36 @@ import triton
 import triton.language as tl
 
 from horovod_quant.kernels.triton.columns import FACTOR, NORMS, NUMBER, POINTERS, SOURCE, TARGET
-from horovod_quant.kernels.triton.elements import (
-    elements_left,
-    float_bits,
-    float_pointer,
-    read,
-    row_and_block,
-    write,
-)
+from horovod_quant.kernels.triton.elements import elements_of_program, float_bits, float_pointer, read, write
 
 
 @triton.jit
 def copy_words(table, owners, COUNT: tl.constexpr):
     """Copy 4-byte words; ``COUNT`` per program."""
-    row, block = row_and_block(table, owners)
-    first = block * COUNT
-    left = elements_left(row, first, COUNT)
-    offsets = tl.arange(0, COUNT)
+    row, first, offsets, inside = elements_of_program(table, owners, COUNT)
     source = tl.load(row + SOURCE).to(tl.pointer_type(tl.int32)) + first
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + first
-    tl.store(target + offsets, tl.load(source + offsets, mask=offsets < left, other=0), mask=offsets < left)
+    tl.store(target + offsets, tl.load(source + offsets, mask=inside, other=0), mask=inside)
 
 
 @triton.jit
 def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
     """Write the bitwise or of arrays of 4-byte words."""
-    row, block = row_and_block(table, owners)
-    first = block * COUNT
-    left = elements_left(row, first, COUNT)
-    offsets = tl.arange(0, COUNT)
+    row, first, offsets, inside = elements_of_program(table, owners, COUNT)
     pointers = table + tl.load(row + POINTERS)
     array = tl.load(pointers).to(tl.pointer_type(tl.int32)) + first
-    bits = tl.load(array + offsets, mask=offsets < left, other=0)
+    bits = tl.load(array + offsets, mask=inside, other=0)
     for worker in range(1, WORKERS):
         array = tl.load(pointers + worker).to(tl.pointer_type(tl.int32)) + first
-        bits = bits | tl.load(array + offsets, mask=offsets < left, other=0)
+        bits = bits | tl.load(array + offsets, mask=inside, other=0)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + first
-    tl.store(target + offsets, bits, mask=offsets < left)
+    tl.store(target + offsets, bits, mask=inside)
 
 
 @triton.jit
 def write_word(table, owners):
     """Write a number to a word."""
-    row, _ = row_and_block(table, owners)
+    row, _, _, _ = elements_of_program(table, owners, 1)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32))
     tl.store(target, tl.load(row + NUMBER).to(tl.uint32))
 
@@ -60,13 +47,10 @@ def convert(
 
     ``COUNT`` per program.
     """
-    row, block = row_and_block(table, owners)
-    first = block * COUNT
-    left = elements_left(row, first, COUNT)
-    offsets = tl.arange(0, COUNT)
-    x = read(float_pointer(tl.load(row + SOURCE), KIND) + first, offsets, offsets < left, KIND)
+    row, first, offsets, inside = elements_of_program(table, owners, COUNT)
+    x = read(float_pointer(tl.load(row + SOURCE), KIND) + first, offsets, inside, KIND)
     target = float_pointer(tl.load(row + TARGET), TARGET_KIND) + first
-    write(target, offsets, x * float_bits(tl.load(row + FACTOR)), offsets < left, TARGET_KIND)
+    write(target, offsets, x * float_bits(tl.load(row + FACTOR)), inside, TARGET_KIND)
 
 
 @triton.jit
@@ -78,17 +62,14 @@ def shorten(
 
     The factor is the maximum, for a larger finite norm.
     """
-    row, block = row_and_block(table, owners)
-    first = block * COUNT
-    left = elements_left(row, first, COUNT)
-    offsets = tl.arange(0, COUNT)
-    x = read(float_pointer(tl.load(row + SOURCE), KIND) + first, offsets, offsets < left, KIND)
+    row, first, offsets, inside = elements_of_program(table, owners, COUNT)
+    x = read(float_pointer(tl.load(row + SOURCE), KIND) + first, offsets, inside, KIND)
     norm = tl.load(tl.load(row + NORMS).to(tl.pointer_type(tl.float32)))
     most = float_bits(tl.load(row + FACTOR))
     too_long = (most < norm) & (norm < float("inf"))
     factor = tl.where(too_long, tl.div_rn(most, tl.where(too_long, norm, 1.0)), 1.0)
     target = float_pointer(tl.load(row + TARGET), "float32") + first
-    write(target, offsets, x * factor, offsets < left, "float32")
+    write(target, offsets, x * factor, inside, "float32")
 
 
 @triton.jit
@@ -97,15 +78,12 @@ def mean(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
 
     The list of pointers has the arrays.
     """
-    row, block = row_and_block(table, owners)
-    first = block * COUNT
-    left = elements_left(row, first, COUNT)
-    offsets = tl.arange(0, COUNT)
+    row, first, offsets, inside = elements_of_program(table, owners, COUNT)
     pointers = table + tl.load(row + POINTERS)
     array = tl.load(pointers).to(tl.pointer_type(tl.float32)) + first
-    total = tl.load(array + offsets, mask=offsets < left, other=0.0)
+    total = tl.load(array + offsets, mask=inside, other=0.0)
     for worker in range(1, WORKERS):
         array = tl.load(pointers + worker).to(tl.pointer_type(tl.float32)) + first
-        total = total + tl.load(array + offsets, mask=offsets < left, other=0.0)
+        total = total + tl.load(array + offsets, mask=inside, other=0.0)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + first
-    tl.store(target + offsets, total * float_bits(tl.load(row + FACTOR)), mask=offsets < left)
+    tl.store(target + offsets, total * float_bits(tl.load(row + FACTOR)), mask=inside)
