@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from conformance.cases import FAR, KEY, LONG, NOT_FINITE, SPECIAL, Draw, Out, Script, topic
+from conformance.suite import FAR, KEY, LONG, NOT_FINITE, SPECIAL, Draw, Out, Script, topic
 from helpers import buckets_of_all_sizes
 
 from horovod_quant.kernels import reference
@@ -14,6 +14,7 @@ from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_wor
 from horovod_quant.kernels.rotation import rotated_elements
 
 LONG_GAPS = (28, 29)  # numbers of `elias`, with each code and 16 bits
+LARGEST = (0, 2.0**-64, 2.0**-20, 1.0, 2.0**59, 2.0**60 * (1 - 2.0**-24), 2.0**60, 2.0**127)
 
 # ---- rotations
 
@@ -48,10 +49,7 @@ def around_zero(draw: Draw, largest: float) -> Iterator[np.ndarray]:
 @topic(64, quick=(1, 4, 11))
 def rotated_numbers_of_all_sizes(draw: Draw) -> Script:
     """Around what counts as zero, or of sixteen buckets, a whole program of each of Triton's kernels."""
-    bits, trellis = 1 + draw.number % 4, draw.number // 4 % 2 == 1
-    largest = (0, 2.0**-64, 2.0**-20, 1.0, 2.0**59, 2.0**60 * (1 - 2.0**-24), 2.0**60, 2.0**127)[
-        draw.number // 8
-    ]
+    bits, trellis, largest = 1 + draw.number % 4, draw.number // 4 % 2 == 1, LARGEST[draw.number // 8]
     whole = [*map(buckets_of_all_sizes, (bits, bits + 4)), np.zeros(TILE, np.float32), NOT_FINITE]
     for x in around_zero(draw, largest) if largest else [np.concatenate(whole)]:
         words, scales = yield "encode_rotated", x, bits, KEY, 0, None, None, trellis
@@ -60,7 +58,7 @@ def rotated_numbers_of_all_sizes(draw: Draw) -> Script:
 
 @topic(2, quick=(1,))
 def rotated_with_keys_of_words(draw: Draw) -> Script:
-    x = draw.rng.standard_normal(100).astype(np.float32)
+    x = draw.normal(100)
     steps = (0, 7, 2**31 - 1, 2**31, 2**32 - 1, 2**32 + 7, 2**40, int(draw.rng.integers(2**62)))
     for worker, step in enumerate(steps):
         yield "step_word", step
@@ -89,9 +87,7 @@ def rotated_sums(draw: Draw) -> Script:
 def one_bit(draw: Draw, beta: float) -> Script:
     x, _, _, start = draw.gradient()
     count = len(x)
-    scale = np.abs(draw.rng.standard_normal(count) * 2.0 ** draw.rng.integers(-150, 100, count)).astype(
-        np.float32
-    )
+    scale = np.abs(draw.normal(count) * 2.0 ** draw.rng.integers(-150, 100, count)).astype(np.float32)
     odd = draw.rng.random(count) < 0.3
     scale[odd] = np.abs(draw.rng.choice(SPECIAL, int(odd.sum())))
     momentum = (scale * draw.rng.choice(np.float32([-1, -0.3, 0, 1]), count)).astype(np.float32)
@@ -102,19 +98,19 @@ def one_bit(draw: Draw, beta: float) -> Script:
 
 @topic(24, quick=(0, 3, 7))
 def binarize(draw: Draw) -> Script:
-    yield from one_bit(draw, draw.turn(0.9, 0.999, 0.5))
+    yield from one_bit(draw, draw.cycle(0.9, 0.999, 0.5))
 
 
 @topic(12, quick=(1,), backends=("native", "triton"))
 def binarize_with_extreme_betas(draw: Draw) -> Script:
     """TensorFlow's optimizer of graphs replaces ``x * 0`` by 0, which loses the sign of a zero momentum."""
-    yield from one_bit(draw, draw.turn(0.0, 1.0))
+    yield from one_bit(draw, draw.cycle(0.0, 1.0))
 
 
 @topic(1)
 def binarize_rounds_each_operation(draw: Draw) -> Script:
     """What a fused multiply-add would get wrong, and draws that round to exactly the momentum, which are no 1."""
-    x, momentum, scale = draw.rng.standard_normal((3, 4 * TILE)).astype(np.float32)
+    x, momentum, scale = draw.normal(3, 4 * TILE)
     yield "binarize", x, momentum, np.abs(scale), 0.9, KEY
     count = 5 * TILE
     scale = draw.rng.uniform(1, 2, count).astype(np.float32)
@@ -124,8 +120,8 @@ def binarize_rounds_each_operation(draw: Draw) -> Script:
 
 @topic(24, quick=(0, 2, 3))
 def vote_and_signs(draw: Draw) -> Script:
-    tile_count = draw.turn(1, 0, 3, 2)
-    workers = draw.turn(3, 1, 4, 20, 12, 2, 300, 9, 64, 5, 63, 16, 32)
+    tile_count = draw.cycle(1, 0, 3, 2)
+    workers = draw.cycle(3, 1, 4, 20, 12, 2, 300, 9, 64, 5, 63, 16, 32)
     words = list(draw.words(workers * tile_count * ROW).reshape(workers, -1))
     yield "vote", words, draw.key(), draw.pick(0, FAR)
     found = yield "vote", words, KEY, 5 * TILE, Out(tile_count * ROW, np.int32)
@@ -142,8 +138,7 @@ def vote_and_signs(draw: Draw) -> Script:
 @topic(48, quick=(0, 16, 20), backends=("native", "tensorflow"))
 def packing(draw: Draw) -> Script:
     for width in (1 + draw.number % 16, *range(2 + draw.number % 5, 17, 5)):
-        count = draw.length() if draw.number % 4 else draw.pick(5000, 1024, LONG)
-        draw._drawn += 1
+        count = draw.next_length() if draw.number % 4 else draw.pick(5000, 1024, LONG)
         yield "pack_sum", draw.words(count), width
         yield "unpack_sum", draw.words(sum_words(count, width)), width, count
         codes = draw.rng.integers(0, 1 << width, count).astype(np.uint32)
@@ -158,15 +153,16 @@ def packing(draw: Draw) -> Script:
 @topic(48, backends=("native",))
 def elias(draw: Draw) -> Script:
     """Of sparse codes, and of words that no encoder wrote: signs of zeros, and codes behind the last."""
-    code, bits, count = draw.turn("gamma", "omega"), 2 + draw.number // 2 % 15, draw.length() % 6000
-    count = 5_000_000 if draw.number in LONG_GAPS else count
-    top = reference.uniform_levels(bits)
-    digits = np.minimum(draw.rng.geometric(min(1.0, 3 / top), count), top) * draw.rng.choice([-1, 1], count)
-    digits = np.where(draw.rng.random(count) < draw.pick(0, 0.0005, 0.01, 0.1, 0.5, 1), digits, 0).astype(
-        np.int32
+    code, bits, count = draw.cycle("gamma", "omega"), 2 + draw.number // 2 % 15, draw.length() % 6000
+    has_long_gap = draw.number in LONG_GAPS
+    count = 5_000_000 if has_long_gap else count
+    top, share = (
+        reference.uniform_levels(bits),
+        0 if has_long_gap else draw.pick(0, 0.0005, 0.01, 0.1, 0.5, 1),
     )
-    if draw.number in LONG_GAPS:
-        digits[:] = 0
+    digits = np.minimum(draw.rng.geometric(min(1.0, 3 / top), count), top) * draw.rng.choice([-1, 1], count)
+    digits = np.where(draw.rng.random(count) < share, digits, 0).astype(np.int32)
+    if has_long_gap:
         digits[4_000_000:4_000_002] = top, -1
     words = reference.pack_codes(reference.codes_of_digits(digits, bits), bits)
     stream = yield "elias_encode_codes", words, bits, count, code
@@ -185,14 +181,22 @@ def random_bits(draw: Draw) -> Script:
             yield "hash32", start, count, key
 
 
+@topic(3, quick=(0, 1, 2), backends=("tensorflow",))
+def random_bits_of_steps(draw: Draw) -> Script:
+    """Steps and workers that are known only when a graph runs."""
+    for step in (0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**63 - 1, int(draw.rng.integers(2**62))):
+        seed = draw.cycle(0, -1, 2**70 + 3)
+        yield "composed.random_bits_of_step", seed, np.array(step), np.array(step % 1000)
+
+
 @topic(1, quick=())
 def many_elements(draw: Draw) -> Script:
     """What is rare."""
-    count, bucket_size, rng = 300_000, 1024, draw.rng
-    x, momentum = rng.standard_normal((2, count)).astype(np.float32)
-    norms = list(rng.uniform(0.1, 10, (3, buckets(count, bucket_size))).astype(np.float32))
+    count, bucket_size = 300_000, 1024
+    x, momentum = draw.normal(2, count)
+    norms = list(draw.rng.uniform(0.1, 10, (3, buckets(count, bucket_size))).astype(np.float32))
     words = [draw.words(code_words(count, 4)) for _ in range(3)]
-    yield "binarize", x, momentum, np.abs(rng.standard_normal(count)).astype(np.float32), 0.9, KEY
+    yield "binarize", x, momentum, np.abs(draw.normal(count)), 0.9, KEY
     yield "decode_uniform_codes", words, norms, bucket_size, 4, 1 / 3, Out(count, np.float32)
     yield "encode_uniform_sum", x, norms[0], bucket_size, 31, 8, KEY
     yield "encode_exponential", x, norms[0], bucket_size, 4, KEY

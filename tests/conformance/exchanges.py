@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conformance.cases import BFLOAT16, as_type
-from conformance.suite import assert_all_same_bits
+from conformance.suite import BFLOAT16, Backend, Out, as_type, assert_all_same_bits
 from helpers import SCHEMES, lockstep, owned_states
 from literature import LITERATURE, load
 
 from horovod_quant.kernels import reference
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import BinaryState, Scheme, Workers
-from horovod_quant.transports import simulator
 
 MEAN_SIGNS = load(Path(__file__).parents[1] / "newcomer" / "mean_signs.py").MeanSigns(96)
 FLAT: dict[str, Scheme] = {**SCHEMES, **LITERATURE, "mean-signs": MEAN_SIGNS}
@@ -60,42 +58,34 @@ def gradients_of(size: int) -> list[list[np.ndarray]]:
     return groups
 
 
-def assert_exchanges_conform(kernels: Any, name: str, place: Callable[[Any], Any], back: Callable) -> None:
-    """Compare an exchange with the reference's.
-
-    Args:
-        kernels: the backend.
-        name: of the exchange.
-        place: makes the backend's arrays of numpy's.
-        back: makes numpy's of the backend's.
-    """
-    expected = exchanged(name, reference, np.copy, np.copy)
-    assert_all_same_bits(expected, exchanged(name, kernels, place, back), name)
+def assert_exchanges_conform(backend: Backend, name: str, decoding: int | None = None) -> None:
+    """Compare an exchange of several workers with the reference's; the first ``decoding`` of them decode."""
+    expected = exchanged(Backend(reference), name, decoding)
+    assert_all_same_bits(expected, exchanged(backend, name, decoding), f"{name}, {backend.how}")
 
 
-def exchanged(
-    name: str, kernels: Any, place: Callable, back: Callable, decoding: int | None = None
-) -> list[np.ndarray]:
-    """What the workers send, the first ``decoding`` of them decode, and all keep."""
+def exchanged(backend: Backend, name: str, decoding: int | None = None) -> list[np.ndarray]:
+    """Return what the workers send, the first ``decoding`` of them decode, and all keep."""
     scheme, local_size, groups, states = setting_of(name)
-    states = [[BinaryState(*map(place, state[:2]), state.beta) for state in own] for own in states]
-    found = []
+    kept = [[BinaryState(*map(backend.state, state[:2]), state.beta) for state in own] for own in states]
+    steps = [backend.step(3 + rank) for rank in range(len(groups))]
+    results = [Out(len(array), array.dtype) for array in groups[0]]
 
-    def answer(requests: Sequence[Any]) -> list[Any]:
-        sent = [back(request.array) for request in requests]
-        found.extend(sent)
-        requests = [request._replace(array=array) for request, array in zip(requests, sent)]
-        with np.errstate(over="ignore"):
-            answers = simulator._answers(requests, local_size, None)
-        return [list(map(place, one)) if isinstance(one, list) else place(one) for one in answers]
+    def exchange(groups: Sequence[Sequence[Any]]) -> list[Any]:
+        found: list[Any] = []
 
-    given, steps = [list(map(place, own)) for own in groups], range(3, 3 + len(groups))
-    finished = lockstep(
-        scheme, given, states, local_size=local_size, steps=steps, kernels=kernels, answer=answer
-    )
-    for own, decoded in zip(groups[:decoding], finished):
-        targets = [place(np.zeros_like(array)) for array in own]
-        with kernels.batch() if hasattr(kernels, "batch") else contextlib.nullcontext():
-            decoded.decode(range(len(targets)), 1 / len(groups), targets)
-        found += map(back, targets)
-    return found + [back(array) for own in states for state in own for array in state[:2]]
+        def answer(requests: Sequence[Any]) -> list[Any]:
+            found.extend(request.array for request in requests)
+            return backend.answers(requests, local_size)
+
+        finished = lockstep(
+            scheme, groups, kept, local_size=local_size, steps=steps, kernels=backend.kernels, answer=answer
+        )
+        for decoded in finished[:decoding]:
+            outs = [backend.out(out) for out in results]
+            with getattr(backend.kernels, "batch", contextlib.nullcontext)():
+                found += decoded.decode(range(len(outs)), 1 / len(groups), outs)
+        return found
+
+    found = backend.computed(exchange, groups)
+    return found + [backend.numpy(array) for own in kept for state in own for array in state[:2]]

@@ -6,7 +6,7 @@ import math
 from itertools import product
 
 import numpy as np
-from conformance.cases import BFLOAT16, DTYPES, KEY, NOT_FINITE, SPECIAL, Draw, Out, Script, as_type, topic
+from conformance.suite import BFLOAT16, DTYPES, KEY, NOT_FINITE, SPECIAL, Draw, Out, Script, as_type, topic
 from helpers import on_the_edge
 
 from horovod_quant.kernels import reference
@@ -44,7 +44,7 @@ def statistics(draw: Draw) -> Script:
     """Also of ordinary gradients, where a contracted product and a sum, or a rounded inverse, show in the deviation."""
     x, _, _, _ = draw.gradient()
     finite = np.where(np.isfinite(reference.as_float32(x)), x, np.zeros(1, x.dtype)).astype(x.dtype)
-    scale = 10.0 ** draw.turn(-40, -22, -3, 0, 1, 35)
+    scale = 10.0 ** draw.cycle(-40, -22, -3, 0, 1, 35)
     ordinary = ((draw.rng.standard_normal(3000 + draw.number) + draw.number % 3) * scale).astype(np.float32)
     zeros = np.full(5, -0.0, np.float32)
     for values in (x, finite, ordinary, zeros[:0], zeros, np.array([1e300, 1])):
@@ -54,7 +54,7 @@ def statistics(draw: Draw) -> Script:
 
 @topic(2, quick=(0, 1))
 def short_floats(draw: Draw) -> Script:
-    every = every_short_float(draw.turn(np.float16, BFLOAT16))
+    every = every_short_float(draw.cycle(np.float16, BFLOAT16))
     yield "to_float32", every, Out(len(every), np.float32)
     yield "to_float16", every, Out(len(every), np.float16)
     yield "bucket_maxima", every, 32
@@ -81,19 +81,19 @@ def order_of_sums(draw: Draw) -> Script:
 @topic(15, (), ("native",), "clipping_of_other_types", dtypes=(np.float16, np.float64, BFLOAT16))
 @topic(5, quick=(1, 3), dtypes=(np.float32,))
 def clipping(draw: Draw, dtypes: tuple[type, ...]) -> Script:
-    count = draw.turn(0, 33, 1024, 1025, 5000)
-    x = draw.rng.standard_normal(count).astype(np.float32)
+    count = draw.cycle(0, 33, 1024, 1025, 5000)
+    x = draw.normal(count)
     broken = x.copy()
     broken[: count // 2 : 7] = np.nan
     for values in (x, broken):
         for most in (1e-30, 0.01, 1.0, 1e6):
-            yield "clip", as_type(values, draw.turn(*dtypes)), most
+            yield "clip", as_type(values, draw.cycle(*dtypes)), most
 
 
 @topic(4, quick=(0, 1, 2, 3))
 def arithmetic(draw: Draw) -> Script:
     values = np.concatenate([SPECIAL, -SPECIAL, NOT_FINITE, -NOT_FINITE])
-    a, b = (as_type(pair.reshape(-1), draw.turn(*DTYPES)) for pair in np.meshgrid(values, values))
+    a, b = (as_type(pair.reshape(-1), draw.cycle(*DTYPES)) for pair in np.meshgrid(values, values))
     yield "next_powers_of_two", a
     for other in (b, b[7:8], b[-1:], 1e-45, -0.0, math.nan, 1e300):
         flags = yield "less", a, other
@@ -104,21 +104,21 @@ def arithmetic(draw: Draw) -> Script:
 
 @topic(4, quick=(0, 1, 2, 3))
 def conversions(draw: Draw) -> Script:
-    dtype = draw.turn(*DTYPES)
+    dtype = draw.cycle(*DTYPES)
     x = draw.gradient(4097, dtype).x
     overflow = as_type(np.float32([65504, 65519, 65520, -65520, 1e300, math.inf, math.nan]), dtype)
     for values in (x, overflow, x[:0]):
         yield "to_float32", values, Out(len(values), np.float32)
         yield "to_float16", values, Out(len(values), np.float16)
-    pieces = [draw.rng.standard_normal(count).astype(np.float32) for count in (1000, 0, 33)] + [SPECIAL]
+    pieces = [draw.normal(count) for count in (1000, 0, 33)] + [SPECIAL]
     for factor in (1 / 3, 1e-40, 1e38):
         yield "scale", pieces, factor, Out(sum(map(len, pieces)), dtype)
     yield "concatenate", pieces
     yield "concatenate", [draw.words(70), draw.words(1), draw.words(0)]
     yield "view", SPECIAL, np.int32
     yield "view", draw.words(9), np.float32
-    for workers in (1, 3):
-        yield "mean", list(draw.rng.standard_normal((workers, 5000)).astype(np.float32))
+    for workers in (3, 1):
+        yield "mean", list(draw.normal(workers, 5000))
     for count, broken in ((0, []), (1, [True]), (3000, [True, False, True]), (2048, [False, True])):
         yield "with_nan_tiles", as_type(np.resize(SPECIAL, count), dtype), np.array(broken, bool)
     for count in (0, 1, 31, 32, 33, 600):
@@ -147,7 +147,7 @@ def uniform_sums(draw: Draw) -> Script:
 
 
 def codes_of(draw: Draw, levels: str, bits: int) -> Script:
-    workers = draw.turn(1, 3, 2, 5, 4, 7)
+    workers = draw.cycle(1, 3, 2, 5, 4, 7)
     for _ in range(2):
         x, norms, bucket_size, start = draw.gradient()
         arguments = (x, norms, bucket_size, bits, draw.key(), start)
@@ -178,7 +178,7 @@ def codes_of_what_is_not_finite(draw: Draw) -> Script:
     """The sign of a NaN goes into the code, and that of infinity times zero is the processor's."""
     bucket = np.zeros(32, np.float32)
     bucket[: 2 * len(NOT_FINITE) + len(SPECIAL)] = np.concatenate([NOT_FINITE, -NOT_FINITE, SPECIAL])
-    x, norms = as_type(np.tile(bucket, 3), draw.turn(*DTYPES)), np.array([0, 1, np.inf], np.float32)
+    x, norms = as_type(np.tile(bucket, 3), draw.cycle(*DTYPES)), np.array([0, 1, np.inf], np.float32)
     words = yield "encode_exponential", x, norms, 32, 4, KEY
     digits = reference.digits_of_codes(reference.unpack_codes(words, 4, 96), 4)
     assert digits[69] < 0 or x.dtype == BFLOAT16, "the code of -NaN; a conversion to bfloat16 drops its sign"
@@ -189,7 +189,7 @@ def codes_of_what_is_not_finite(draw: Draw) -> Script:
 @topic(4, quick=(0, 3))
 def last_random_bit(draw: Draw) -> Script:
     """Elements that their random bits just lift to the next level, or just do not."""
-    bits = draw.turn(2, 3, 8, 9)
+    bits = draw.cycle(2, 3, 8, 9)
     levels = reference.uniform_levels(bits)
     x, norms = on_the_edge(levels, KEY)
     digits = yield "round_uniform", x, norms, 4096, levels, KEY
@@ -202,7 +202,7 @@ def last_random_bit(draw: Draw) -> Script:
 @topic(2, quick=(0, 1), backends=("tensorflow",))
 def many_levels(draw: Draw) -> Script:
     """Few random bits: the last bits of the products, and subnormal elements of the smallest norms, count."""
-    scale = draw.turn(1.0, 2.0**-126)
+    scale = draw.cycle(1.0, 2.0**-126)
     x = (draw.rng.uniform(-1, 1, 100_000) * scale).astype(np.float32)
     norms = np.full(buckets(len(x), 1024), max(1, 2.0**-96 / scale) * scale, np.float32)
     yield "round_uniform", x, norms, 1024, (1 << 20) - 1, KEY
@@ -218,7 +218,7 @@ DECODED: list[tuple[str, int, int, float | None]] = [
 @topic(len(DECODED), quick=())
 def decoders(draw: Draw) -> Script:
     """Of buckets with and without whole words, of norms just large enough to be made smaller, and of negative zeros."""
-    kernel, bits, rows, smallest = draw.turn(*DECODED)
+    kernel, bits, rows, smallest = draw.cycle(*DECODED)
     some = np.abs(np.concatenate([SPECIAL, NOT_FINITE]))
     if smallest is not None:
         units = smallest * np.linspace(1, 2, 17) * (1 + 2.0**-23)
@@ -235,11 +235,11 @@ def decoders(draw: Draw) -> Script:
 
 @topic(4, quick=(0, 1, 2, 3))
 def types_to_decode_to(draw: Draw) -> Script:
-    """Products that are subnormal in each type, or overflow it."""
-    dtype, rng = draw.turn(*DTYPES), draw.rng
+    """Products and factors that are subnormal in each type, or overflow it."""
+    dtype, rng = draw.cycle(*DTYPES), draw.rng
     norms = list((rng.uniform(1, 2, (2, 128)) * 2.0 ** rng.integers(-152, 20, (2, 128))).astype(np.float32))
     words = [draw.words(code_words(4096, 8)) for _ in range(2)]
-    for factor in (1.0, 2.0**-20, 2.0**120):
+    for factor in (1.0, 2.0**-20, 2.0**120, 2.0**-140, 1e300):
         yield "decode_uniform_codes", words, norms, 32, 8, factor, Out(4096, dtype)
         yield "decode_exponential", words, norms, 32, 8, factor, Out(4096, dtype)
 

@@ -1,133 +1,255 @@
-"""Arguments that do not fit, and what the backends say."""
+"""Arguments that do not fit, and what the backends say: each kernel's call in the topics, damaged in many ways."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
-import pytest
-from conformance.cases import KEY, Out
-from conformance.suite import mapped
+from conformance.suite import TOPICS, Backend, Out, cases, function_of, make_out
 
-X, NORMS = np.ones(100, np.float32), np.ones(4, np.float32)
-WORDS = np.zeros(512, np.int32)
-CODES = WORDS.view(np.uint32)
-OUT = Out(100, np.float32)
-UNALIKE = [WORDS, WORDS[:31]]
+from horovod_quant.kernels import reference
+from horovod_quant.kernels.formats import Sums
+from horovod_quant.kernels.segments import Batch
 
-NATIVE, TRITON, BOTH = ("native",), ("triton",), ("native", "triton")
+NATIVE, TENSORFLOW, BOTH = ("native",), ("tensorflow",), ("native", "triton")
 ALL = ("native", "triton", "tensorflow")
 
 
-class Refused(NamedTuple):
-    """A call, a pattern in the error's message, and the backends that refuse it."""
+class Damage(NamedTuple):
+    """What becomes of arguments.
 
-    kernel: str
-    arguments: tuple
+    Attributes:
+        kernels: a pattern of the beginnings of names; those of the kernels that have the argument are called.
+        arguments: names of arguments, each of which is damaged alone.
+        values: what an argument becomes, functions of its valid value, or the values of several arguments.
+        message: a pattern in the error's message; ``{valid}`` is for dtype and length of the valid value.
+        backends: those that refuse it.
+    """
+
+    kernels: str
+    arguments: str
+    values: Sequence[Any]
     message: str
     backends: tuple[str, ...] = BOTH
 
 
-REFUSED = [
-    Refused("bucket_maxima", (X.astype(np.int32), 32), "int32", ALL),
-    Refused("bucket_maxima", (X.astype(np.int32), 32), "float32, float16, float64, or bfloat16", NATIVE),
-    Refused("bucket_maxima", (X.astype(">f4"), 32), "dtype >f4", NATIVE),
-    Refused("bucket_maxima", (X.reshape(10, 10), 32), "flat"),
-    Refused("bucket_maxima", (X, 33), "multiple of 32"),
-    Refused("bucket_maxima", (X, 0), "multiple of 32"),
-    Refused("bucket_maxima", (X, -32), "multiple of 32"),
-    Refused("bucket_maxima", (X, 32, np.empty(3, np.float32)), r"float32\[4\]"),
-    Refused("bucket_maxima", (X, 32, np.empty(4, np.float64)), r"float32\[4\]"),
-    Refused("bucket_maxima", (X, 32, np.broadcast_to(np.float32(0), 4)), "read-only", NATIVE),
-    Refused("bucket_maxima", (X, 32, NORMS), "no buffer", ("tensorflow",)),
-    Refused("bucket_square_sums", (X, 32, np.empty(4, np.float32)), r"float64\[4\]"),
-    Refused("round_exponential", (X, NORMS, 32, 9, KEY), "bits=9", NATIVE),
-    Refused("encode_uniform_sum", (X, NORMS[:3], 32, 7, 4, KEY), "3 norms for 100 elements"),
-    Refused("encode_uniform_sum", (X, NORMS.astype(np.float64), 32, 7, 4, KEY), "norms has dtype"),
-    Refused("encode_uniform_sum", (X, NORMS, 32, 0, 4, KEY), "levels=0"),
-    Refused("encode_uniform_sum", (X, NORMS, 32, 2**15, 4, KEY), "levels=32768"),
-    Refused("encode_uniform_sum", (X, NORMS, 32, 7, 17, KEY), "width=17"),
-    Refused("encode_uniform_sum", (X, NORMS, 32, 7, 4, KEY, 0, WORDS[:31]), r"int32\[32\]"),
-    Refused("encode_uniform_codes", (X, NORMS, 32, 1, KEY), "bits=1"),
-    Refused("encode_exponential", (X, NORMS, 32, 1, KEY), "bits=1"),
-    Refused("encode_exponential", (X, NORMS, 32, 9, KEY), "bits=9"),
-    Refused("decode_uniform_sum", (WORDS[:31], NORMS, 32, 7, 4, 1.0, OUT), "31 words cannot hold"),
-    Refused("decode_uniform_sum", (WORDS[:64], NORMS, 32, 7, 4, 1.0, OUT), "64 words cannot hold"),
-    Refused("decode_uniform_sum", (WORDS[:32], NORMS, 32, 7, 0, 1.0, OUT), "width=0"),
-    Refused("decode_uniform_sum", (WORDS[:32], NORMS, 32, 7, 4, 1.0, Out(100, np.int16)), "out has dtype"),
-    Refused("decode_uniform_sum", (CODES[:32], NORMS, 32, 7, 4, 1.0, OUT), "words has dtype", NATIVE),
-    Refused("decode_uniform_codes", ([], [], 32, 4, 1.0, OUT), "0 workers"),
-    Refused("decode_uniform_codes", ([WORDS], [NORMS, NORMS], 32, 4, 1.0, OUT), "2 workers' norms"),
-    Refused("decode_uniform_codes", (UNALIKE, [NORMS, NORMS], 32, 4, 1.0, OUT), "31 words"),
-    Refused("decode_exponential", ([WORDS], [NORMS[:3]], 32, 4, 1.0, OUT), "3 norms"),
-    Refused("decode_exponential", ([WORDS], [NORMS], 32, 9, 1.0, OUT), "bits=9"),
-    Refused("encode_rotated", (X, 5, KEY), "bits=5: use 1 to 4", ALL),
-    Refused("encode_rotated", (X, 2, KEY, 0, WORDS[:31]), r"int32\[32\]"),
-    Refused("encode_rotated", (X, 2, KEY, 0, None, NORMS), r"float32\[1\]"),
-    Refused("decode_rotated", (WORDS[:31], NORMS, 2, KEY, 1.0, OUT), "31 words cannot hold 128 codes", ALL),
-    Refused("decode_rotated", (WORDS, NORMS[:0], 2, KEY, 1.0, OUT), "0 scales for 100 elements; 1", ALL),
-    Refused("decode_rotated", (WORDS, WORDS, 2, KEY, 1.0, OUT), "scales has dtype"),
-    Refused("add_rotated", ([], [], 4, [], 1.0, OUT), "0 workers"),
-    Refused("add_rotated", ([WORDS], [NORMS], 4, [KEY, KEY], 1.0, OUT), "2 keys", ALL),
-    Refused("add_rotated", ([WORDS], [NORMS], 5, [KEY], 1.0, OUT), "bits=5"),
-    Refused("add_rotated", (UNALIKE, [NORMS] * 2, 4, [KEY] * 2, 1.0, OUT), "31 words"),
-    Refused("binarize", (X, X[:99], X, 0.9, KEY), r"float32\[100\]"),
-    Refused("binarize", (X, X, X.astype(np.float64), 0.9, KEY), r"float32\[100\]"),
-    Refused("binarize", (X, X, X, 0.9, KEY, 0, WORDS[:31]), r"int32\[32\]"),
-    Refused("vote", ([], KEY), "multiple of 32"),
-    Refused("vote", ([WORDS, WORDS[:32]], KEY), "multiple of 32"),
-    Refused("vote", ([WORDS[:31]], KEY), "multiple of 32"),
-    Refused("decode_signs", (WORDS[:31], 1.0, OUT), "31 words"),
-    Refused("decode_signs", (WORDS, 1.0, Out(5, np.int64)), "int64"),
-    Refused("decode_signs", (WORDS[:32], 1.0, Out(5, np.int64)), "int64", ("tensorflow",)),
-    Refused("unpack_sum", (WORDS[:32], 8, 2000), "32 words cannot hold 2000 digits of 8 bits", ("tensorflow",)),
-    Refused("unpack_codes", (WORDS[:31], 4, 100), "31 words cannot hold 100 codes of 4 bits", ("tensorflow",)),
-    Refused("unpack_flags", (WORDS[:3], 100), "3 words cannot hold"),
-    Refused("scale", ([X], 1.0, Out(50, np.float32)), "for 50 elements"),
-    Refused("mean", ([X, X[:50]],), "must be the same"),
-    Refused("less", (X, X[:2]), "an array of 2 elements beside one of 100", ALL),
-    Refused("minimum", (X, X[:2]), "an array of 2 elements beside one of 100", ALL),
-    Refused("where", (X > 0, X[:2], 0.0), "an array of 2 elements beside one of 100", ALL),
-    Refused("elias_encode_codes", (CODES[:32], 2, 3), "words has dtype uint32", NATIVE),
-    Refused("elias_encode_codes", (WORDS[:32].reshape(-1, 1), 2, 3), "flat", NATIVE),
-    Refused("elias_encode_codes", (WORDS[:31], 2, 3), "31 words cannot hold", NATIVE),
-    Refused("elias_encode_codes", (WORDS[:32], 1, 3), "bits=1", NATIVE),
-    Refused("elias_encode_codes", (WORDS[:32], 17, 3), "bits=17", NATIVE),
-    Refused("elias_encode_codes", (WORDS[:32], 2, 3, "delta"), "delta", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(3, np.uint8), -1, 2), "elements=-1", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(3, np.uint8), 2**29, 2), "elements=536870912", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 1), "bits=1", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 17), "bits=17", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 2, None), "None", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(1), 3, 2), "payload has dtype float64", NATIVE),
-    Refused("elias_decode_codes", (np.zeros((1, 1), np.uint8), 3, 2), "payload has shape", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(0, np.uint8), 3, 2), "payload is empty", NATIVE),
-    Refused("elias_decode_codes", (np.zeros(3, np.uint8), 1, 2, "gamma", WORDS[:31]), r"int32\[32\]", NATIVE),
+def change(of_array: Callable[[np.ndarray], Any], of_out: Callable[[Out], Any] = make_out) -> Callable:
+    """Return a function that changes an array, or the last one of a list."""
+
+    def changed(valid: Any) -> Any:
+        if isinstance(valid, list):
+            return [*valid[:-1], changed(valid[-1])]
+        return of_out(valid) if isinstance(valid, Out) else of_array(valid)
+
+    return changed
+
+
+def typed(dtype: Any) -> Callable:
+    return change(lambda array: array.astype(dtype), lambda out: out._replace(dtype=dtype))
+
+
+shorter = change(lambda array: array[:-1], lambda out: out._replace(elements=out.elements - 1))
+half = change(lambda array: array[: len(array) // 2])
+twice = change(lambda array: np.concatenate([array, array]))
+column = change(lambda array: array.reshape(-1, 1))
+read_only = change(np.copy, lambda out: np.broadcast_to(np.zeros((), out.dtype), out.elements))
+buffer = change(np.copy)
+
+
+def nothing(valid: list) -> list:
+    return []
+
+
+def fewer(valid: list) -> list:
+    return valid[:-1]
+
+
+def batch(**changes: Callable[[Any], Any]) -> Callable[[Batch], Batch]:
+    """Return a function that changes attributes of a batch."""
+
+    def changed(valid: Batch) -> Batch:
+        found = copy.copy(valid)
+        for name, function in changes.items():
+            setattr(found, name, function(list(getattr(valid, name))))
+        return found
+
+    return changed
+
+
+def codec(**changes: Any) -> Callable[[Any], Any]:
+    """Return a function that changes attributes of a format."""
+    return lambda valid: dataclasses.replace(valid, **changes)
+
+
+def sums(**changes: Callable[[Any], Any]) -> Callable[[Sums], Sums]:
+    """Return a function that changes attributes of sums."""
+    return lambda valid: valid._replace(
+        **{name: function(getattr(valid, name)) for name, function in changes.items()}
+    )
+
+
+def momentum(of_array: Callable) -> Callable:
+    return lambda states: [(of_array(states[0][0]), *states[0][1:]), *states[1:]]
+
+
+def scale(of_array: Callable) -> Callable:
+    return lambda states: [*states[:-1], (states[-1][0], of_array(states[-1][1]), states[-1][2])]
+
+
+# What the native backend has from the reference takes any numbers.
+READS = "(?!round_uniform|to_float)"
+ENCODES = "bucket|encode|elias|vote|binarize"
+FEWER_STARTS = batch(starts=fewer)
+
+DAMAGES = [
+    Damage(READS, "x gradient", [typed(np.int32)], "int32", ALL),
+    Damage(READS, "x gradient", [typed(np.int32)], "float32, float16, float64, or bfloat16", NATIVE),
+    Damage(READS, "x gradient", [typed(">f4")], "dtype >f4", NATIVE),
+    Damage(READS, "x gradient", [column], "has shape .*flat"),
+    Damage("(?!round_uniform)", "bucket_size", [33, 0, -32], "bucket_size=.*multiple of 32"),
+    Damage(".*code_uniform_sum", "levels", [0, 2**15], "levels=(0|32768): use"),
+    Damage("(?!.*pack)", "width", [0, 17], "width=(0|17): use"),
+    Damage("(en|de)code_uniform_codes|elias", "bits", [1, 17], "bits=(1|17): use"),
+    Damage("(round|encode|decode)_exponential", "bits", [1, 9], "bits=(1|9): use"),
+    Damage("(encode|decode|add)_rotated$", "bits", [0, 5], "bits=(0|5): use 1 to 4", ALL),
+    Damage("", "samples", [0, 1025], "samples=(0|1025): use", NATIVE),
+    # Norms, scales and words of codes may be longer than needed.
+    Damage("(encode|decode|round_exp)", "norms", [shorter], r"norms: \d+ norms for \d+ elements"),
+    Damage("(encode|decode|round_exp)", "norms", [column], "norms has shape .*flat"),
+    Damage("encode|decode|round_exp|segments", "norms", [typed(np.float64)], "norms has dtype"),
+    Damage("(decode|add)_rotated$", "scales", [shorter], r"scales: \d+ scales for \d+ elements; \d", ALL),
+    Damage("(decode|add)_rotated$", "scales", [typed(np.float64), column], "scales has (dtype|shape)"),
+    Damage("", "steps", [shorter, typed(np.float64), column], "steps(: . step sizes for| has)", NATIVE),
+    Damage("decode|add|elias|rotated|unpack_[sc]", "words", [shorter], r"words: \d+ words cannot hold", ALL),
+    Damage("unpack_flags", "words", [shorter, twice], "words cannot hold"),
+    Damage("(?!segments).*_sum", "words", [twice], "words cannot hold", ALL),
+    Damage("(?!unpack)", "words", [typed(np.float32), column], "words has (dtype|shape)"),
+    Damage("elias|decode_uniform", "words", [typed(np.uint32)], "words has dtype uint32", NATIVE),
+    Damage("vote", "words", [[], shorter, twice], "multiple of 32"),
+    Damage("decode_(uniform_codes|exponential)", "words norms", [[], fewer], "workers' words and"),
+    Damage("decode_(uniform_codes|exponential)", "words", [{"words": [], "norms": []}], "0 workers' words and"),
+    Damage("add_rotated", "words scales keys", [[], fewer], "workers' words, .* workers' scales, .* keys", ALL),
+    Damage("add_rotated", "words", [{"words": [], "scales": [], "keys": []}], "0 workers' words", ALL),
+    # Results.
+    Damage(ENCODES, "out scales checks", [shorter, typed(np.int64)], "must be .*{valid}"),
+    Damage("binarize", "momentum scale", [shorter, typed(np.float64)], "must be .*{valid}"),
+    Damage("", "out", [read_only], "read-only", NATIVE),
+    Damage("encode_rotated", "scales checks", [read_only], "read-only", NATIVE),
+    Damage("bucket|encode|vote|binarize", "out scales", [buffer], "no buffer", TENSORFLOW),
+    Damage("decode|add_rotated", "out", [typed(np.int16)], "int16", ALL),
+    Damage("scale", "out", [shorter], r"for \d+ elements"),
+    # Arithmetic, Elias codes.
+    Damage("mean", "arrays", [shorter], "must be the same"),
+    Damage("less|minimum|where", "b", [np.ones(2, np.float32)], "an array of 2 elements beside one of", ALL),
+    Damage("elias_decode", "elements", [-1, 2**29], "elements=(-1|536870912): use", NATIVE),
+    Damage("elias", "code", ["delta", None], "delta|None", NATIVE),
+    Damage("elias", "payload", [typed(np.float64), column], "payload has (dtype float64|shape)", NATIVE),
+    Damage("elias", "payload", [np.zeros(0, np.uint8)], "payload is empty", NATIVE),
+    # Many segments.
+    Damage("segments.*_(codes|sums)", "codec", [codec(bucket_size=size) for size in (33, 0, -32)],
+           "bucket_size=.*multiple of 32"),
+    Damage("segments.*_codes", "codec", [codec(bits=1), codec(bits=17)], "bits=(1|17): use"),
+    Damage("segments.*_codes", "codec", [codec(levels="exponential", bits=bits) for bits in (1, 9)],
+           "bits=(1|9): use"),
+    Damage("segments.*_rotated", "codec", [codec(bits=0), codec(bits=5)], "bits=(0|5): use 1 to 4"),
+    Damage("segments.*_sums", "codec", [codec(levels=0), codec(levels=2**15)], "levels=(0|32768): use"),
+    Damage("segments.*_sums", "codec", [codec(width=0), codec(width=17)], "width=(0|17): use"),
+    Damage("segments", "sums", [sums(words=half)], "words: not all within|words cannot hold"),
+    Damage("segments", "sums", [sums(words=typed(np.float32)), sums(words=column)], "words has (dtype|shape)"),
+    Damage("segments", "sums", [sums(norms=shorter), sums(norms=column)],
+           r"norms: \d+ norms for|not all within|norms has shape"),
+    Damage("segments", "sums", [sums(norms=typed(np.float64))], "norms has dtype"),
+    Damage("segments.(convert|norms|encode|binarize)", "batch", [batch(values=typed(np.int32))], "x has dtype"),
+    Damage("segments.convert", "batch", [batch(values=column)], "x has shape"),
+    Damage("segments.(norms|encode|binarize)", "batch", [batch(values=column)], "x has shape", NATIVE),
+    Damage("segments.(binarize|vote|encode_[cs])", "batch", [FEWER_STARTS], r"\d starts, |starts \[\d\]"),
+    Damage("segments.*rotated", "batch", [FEWER_STARTS], r"\d starts, ", NATIVE),
+    Damage("segments.encode_[cs]", "batch", [batch(chains=nothing, steps=nothing)], r"0 chains|keys are \[0"),
+    Damage("segments.encode_c", "batch", [batch(values=lambda values: [*values, values[0]])], "of 6 gradients"),
+    Damage("segments.binarize", "batch", [batch(states=nothing)], "0 states of|momenta"),
+    Damage("segments.binarize", "batch", [batch(states=momentum(shorter))],
+           r"momenta(\[0\] is float32\[\d+\]; it must be float32\[\d+\]|: they must be float32)"),
+    Damage("segments.binarize", "batch", [batch(states=scale(typed(np.float64)))],
+           r"scales(\[\d\] is float64\[\d+\]; it must be float32\[\d+\]|: they must be float32)"),
+    Damage("segments", "norms", [shorter, column], r"norms: \d+ norms for|not all within|norms has shape"),
+    Damage("segments", "payload payloads", [half], "not all within|words cannot hold"),
+    Damage("segments", "payloads", [[], typed(np.float64)], "no payloads|payloads has dtype"),
+    Damage("segments.(encode_[cr]|binarize|vote)", "at", [lambda at: [*at[:-1], at[-1] - 2]], "not all within"),
+    Damage("segments.(encode_[cr]|binarize|vote)", "at", [lambda at: [-2, *at[1:]]], "not all within"),
+    Damage("segments.encode_r", "at", [lambda at: [*at[:-1], at[-1] - 1]], "gradients' scales.*not all within"),
+    Damage("segments.scale", "outs", [shorter], r"arrays of|for \d+ elements"),
+    Damage("segments.scale", "outs", [fewer], "arrays of", NATIVE),
 ]  # fmt: skip
-"""None of the arrays is written to, because each call is refused."""
 
 
-def assert_refused(
-    backend: Any,
-    cases: Sequence[Refused],
-    name: str,
-    of_array: Callable[[np.ndarray], Any],
-    of_out: Callable[[Out], Any],
-) -> None:
-    """Each call for the backend raises TypeError or ValueError with its message."""
-    found = []
-    for case in cases:
-        if name not in case.backends:
+@cache
+def valid_calls() -> dict[str, dict[str, Any]]:
+    """Return the arguments of a call of each kernel, by name.
+
+    Of the calls in the topics it is one with most results to write to.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    most: dict[str, int] = {}
+    scripts = [(name, number) for name, topic in TOPICS.items() if topic.quick for number in (0, 1)]
+    for kernel, arguments, *_ in (case for script in scripts for case in cases(*script)):
+        names = inspect.signature(function_of(reference, kernel)).parameters
+        outs = sum(isinstance(value, Out) for value in arguments)
+        if outs > most.get(kernel, -1) and all(map(can_be_damaged, arguments)) and "composed" not in kernel:
+            found[kernel], most[kernel] = dict(zip(names, arguments)), outs
+    return found
+
+
+def can_be_damaged(value: Any) -> bool:
+    """True if something is missing when a part is missing."""
+    if isinstance(value, list):
+        return len(value) > 1
+    if isinstance(value, np.ndarray):
+        return value.size > 0
+    return not isinstance(value, Out) or value.elements > 0
+
+
+def assert_refused(backend: Backend) -> None:
+    """Each damaged call raises TypeError or ValueError with its message."""
+    wrong = []
+    for damage in (damage for damage in DAMAGES if backend.name in damage.backends):
+        with np.errstate(invalid="ignore"):
+            damaged = list(damaged_calls(backend, damage))
+        assert damaged, f"{damage} is of no call"
+        for kernel, message, arguments in damaged:
+            try:
+                backend.called(kernel, arguments)
+            except (TypeError, ValueError) as error:
+                if not re.search(message, str(error)):
+                    wrong.append(f"{kernel}: {error}, not {message}")
+            else:
+                wrong.append(f"{kernel} accepts what {message} is about: {damage}")
+    assert not wrong, "\n".join(wrong)
+
+
+def damaged_calls(backend: Backend, damage: Damage) -> Iterator[tuple[str, str, tuple]]:
+    """Generate the kernel, the pattern of its message, and the arguments of each call."""
+    for kernel, valid in valid_calls().items():
+        if not re.match(damage.kernels, kernel) or not backend.has(kernel):
             continue
-        arguments = mapped(case.arguments, of_array, of_out)
-        try:
-            getattr(backend, case.kernel)(*arguments)
-        except (TypeError, ValueError) as error:
-            if not re.search(case.message, str(error)):
-                found.append(f"{case.kernel}: {error}, not {case.message}")
-        else:
-            found.append(f"{case.kernel} takes what {case.message} is about")
-    if found:
-        pytest.fail("\n".join(found))
+        for name in (each for each in damage.arguments.split() if valid.get(each) is not None):
+            for value in damage.values:
+                given = (
+                    value
+                    if isinstance(value, dict)
+                    else {name: value(valid[name]) if callable(value) else value}
+                )
+                message = damage.message.replace("{valid}", re.escape(described(valid[name])))
+                yield kernel, message, tuple({**valid, **given}.values())
+
+
+def described(value: Any) -> str:
+    """Return dtype and length of an array, as in messages."""
+    if isinstance(value, (np.ndarray, Out)):
+        return f"{np.dtype(value.dtype)}[{value.elements if isinstance(value, Out) else len(value)}]"
+    return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from conformance.cases import BFLOAT16, DTYPES, Draw, Out, Script, as_type, topic
+from conformance.suite import BFLOAT16, DTYPES, Draw, Out, Script, as_type, topic
 
 from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import RngKey
@@ -22,10 +22,10 @@ BACKENDS = ("native", "triton")  # whose functions are more than the loop
 
 def batch_of(draw: Draw, rank: int = 0, states: bool = False) -> Batch:
     """Segments of one or several types: some, one, none; sometimes so long that native encoders read them twice."""
-    lengths = draw.turn(FEW, FEW, MANY, (1500,), ()) if draw.number else FEW
-    values = [draw.rng.standard_normal(length).astype(np.float32) for length in lengths]
+    lengths = draw.cycle(FEW, FEW, MANY, (1500,), ()) if draw.number else FEW
+    values = [draw.normal(length) for length in lengths]
     if draw.number % 4 == 2:
-        long = draw.rng.standard_normal(40_001).astype(np.float32)
+        long = draw.normal(40_001)
         long[20_000] = 1e30
         values += [long[:16_384], long, long.astype(np.float64), np.full(70, 3e38, np.float32)]
     if len(values) > 1:
@@ -52,9 +52,9 @@ def outs_of(draw: Draw, elements: Sequence[int]) -> list[Out]:
 
 @topic(32, (0, 7), BACKENDS)
 def segments_of_codes(draw: Draw) -> Script:
-    levels, norm = draw.turn("uniform", "exponential"), ("max", "l2")[draw.number // 2 % 2]
+    levels, norm = draw.cycle("uniform", "exponential"), ("max", "l2")[draw.number // 2 % 2]
     bits, bucket_size = BUCKETS[draw.number // 4 % len(BUCKETS)]
-    payloads, size = [], draw.turn(3, 0)
+    payloads, size = [], draw.cycle(3, 0)
     batch = batch_of(draw)
     lengths = [buckets(count, bucket_size) + code_words(count, bits) for count in batch.elements]
     at = split_points(lengths)
@@ -70,7 +70,7 @@ def segments_of_codes(draw: Draw) -> Script:
 
 @topic(10, (0, 1), BACKENDS)
 def segments_of_sums(draw: Draw) -> Script:
-    bucket_size, width = draw.turn((96, 4), (32, 4), (1024, 8), (2**40, 5), (4096, 2))
+    bucket_size, width = draw.cycle((96, 4), (32, 4), (1024, 8), (2**40, 5), (4096, 2))
     levels = max(1, 2 ** (width - 1) // 3)
     batch, rounder = batch_of(draw), Rounder("worker", 1, 3)
     yield "segments.norms", "l2", bucket_size, batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import itertools
 import json
 import os
@@ -36,32 +35,22 @@ with pytest.MonkeyPatch.context() as at_import:
     interpret(at_import)
     pytest.importorskip("triton")
     from horovod_quant.kernels import triton as kernels
-    from horovod_quant.kernels.triton import each, functions, launching, table
+    from horovod_quant.kernels.triton import each, launching, table
     from horovod_quant.kernels.triton.jobs import Rows, layout_of
     from horovod_quant.kernels.triton.ranges import Ranges
     from horovod_quant.kernels.triton.table import SegmentTable
 
-from conformance.cases import BFLOAT16, KEY  # noqa: E402
+from conformance import suite  # noqa: E402
 from conformance.exchanges import ON_DEVICES, assert_exchanges_conform, exchanged, setting_of  # noqa: E402
-from conformance.refusals import REFUSED, assert_refused  # noqa: E402
-from conformance.suite import (  # noqa: E402
-    Case,
-    arrays_of,
-    assert_conforms,
-    assert_same_bits,
-    compared_kernels,
-    function_of,
-    make_out,
-    mapped,
-    numbers,
-)
+from conformance.refusals import assert_refused  # noqa: E402
+from conformance.suite import BFLOAT16, assert_same_bits, numbers  # noqa: E402
 from helpers import by_default  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from horovod_quant.kernels import reference  # noqa: E402
-from horovod_quant.kernels.formats import SumFormat, Sums  # noqa: E402
+from horovod_quant.kernels.formats import CodeFormat  # noqa: E402
 from horovod_quant.kernels.keys import RngKey  # noqa: E402
+from horovod_quant.kernels.segments import Batch, Rounder  # noqa: E402
 from horovod_quant.schemes.base import BinaryState, Gradient, Workers  # noqa: E402
 from horovod_quant.torch.device import DeviceMemory  # noqa: E402
 
@@ -82,25 +71,7 @@ def test_kernels_run_where_they_can() -> None:
 # ---- the suite
 
 
-KERNELS = {name for name, value in vars(kernels).items() if inspect.isroutine(value)} - {"batch"}
-
-
-def to_tensor(array: np.ndarray, offset: int = 0) -> Any:
-    """A copy on the device, which begins with that element of a larger tensor; bfloat16 for its bits."""
-    array = np.concatenate([np.zeros(offset, array.dtype), array]) if offset else array.copy()
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(DEVICE)[offset:]
-    return torch.from_numpy(array).to(DEVICE)[offset:]
-
-
-def to_array(tensor: Any) -> np.ndarray:
-    tensor = tensor.cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    return tensor.numpy()
-
-
-class Triton:
+class Triton(suite.Backend):
     """The backend; its calls are run one by one, or collected and launched together.
 
     Args:
@@ -108,39 +79,55 @@ class Triton:
         offset: of every other tensor in its memory: with 0 they begin at multiples of 16 bytes.
     """
 
-    name = "triton"
-    kernels = KERNELS
+    array_type = torch.Tensor
 
     def __init__(self, together: bool = False, offset: int = 0) -> None:
+        super().__init__(kernels)
         self._together = together
-        self._offset = offset
+        self._offsets = itertools.cycle([0, offset])
 
-    def run(self, cases: Sequence[Case]) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
-        offsets = itertools.cycle([0, self._offset])
-        to = lambda array: to_tensor(array, next(offsets))  # noqa: E731
-        calls = [(case.kernel, mapped(case.arguments, to, lambda out: to(make_out(out)))) for case in cases]
+    def array(self, x: np.ndarray) -> Any:
+        offset = next(self._offsets)
+        x = np.concatenate([np.zeros(offset, x.dtype), x]) if offset else x.copy()
+        if x.dtype == BFLOAT16:
+            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(DEVICE)[offset:]
+        return torch.from_numpy(x).to(DEVICE)[offset:]
+
+    def numpy(self, array: Any) -> np.ndarray:
+        array = array.cpu()
+        if array.dtype == torch.bfloat16:
+            return array.view(torch.int16).numpy().view(BFLOAT16)
+        return array.numpy()
+
+    def run(self, cases: Sequence[suite.Case]) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
         with kernels.batch() if self._together else contextlib.nullcontext():
-            results = [function_of(kernels, kernel)(*arguments) for kernel, arguments in calls]
-        for result, (_, arguments) in zip(results, calls):
-            yield tuple(
-                [to_array(x) for x in arrays_of(value, torch.Tensor)] for value in (result, arguments)
-            )
+            called = [self.called(case.kernel, case.arguments) for case in cases]
+        for result, arguments in called:
+            yield self.read(result), self.read(arguments)
+
+
+BACKEND = Triton()
 
 
 @pytest.mark.parametrize(("topic", "number"), numbers("triton"))
 def test_kernels_conform(topic: str, number: int) -> None:
-    assert_conforms(Triton(together=number % 2 == 1), topic, number)
+    suite.assert_conforms(Triton(together=number % 2 == 1), topic, number)
 
 
 @pytest.mark.parametrize("number", by_default([0], range(8)))
 @pytest.mark.parametrize("topic", ["uniform_codes", "binarize", "segments_of_codes", "segments_of_bits"])
 def test_kernels_take_tensors_that_do_not_begin_at_whole_vectors(topic: str, number: int) -> None:
-    assert_conforms(Triton(offset=1), topic, number)
+    suite.assert_conforms(Triton(offset=1), topic, number)
 
 
 def test_every_kernel_is_compared() -> None:
-    assert KERNELS - {"empty", "key_of_word", "pack"} <= compared_kernels("triton")
-    assert KERNELS <= set(dir(reference))
+    suite.assert_all_are_compared(
+        BACKEND, rf"{kernels.__name__}\..*", "batch", "empty", "key_of_word", "pack"
+    )
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    assert_refused(BACKEND)
 
 
 FEW_EXCHANGES = [
@@ -154,7 +141,7 @@ FEW_EXCHANGES = [
 
 @pytest.mark.parametrize("name", by_default(FEW_EXCHANGES, ON_DEVICES))
 def test_whole_exchanges(name: str) -> None:
-    assert_exchanges_conform(kernels, name, to_tensor, to_array)
+    assert_exchanges_conform(BACKEND, name)
 
 
 # ---- compilation before the first launch
@@ -172,19 +159,18 @@ def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch:
     scheme, local_size, groups, states = setting_of(name)
     memory, rehearsed = DeviceMemory(DEVICE, takes_tensors=True), set()
     for rank, (own, own_states) in enumerate(zip(groups, states)):
-        tensors = list(map(to_tensor, own))
-        kept = [BinaryState(*map(to_tensor, state[:2]), state.beta) for state in own_states]
+        arrays = [*own, *(array for state in own_states for array in state[:2])]
+        tensors = list(map(BACKEND.array, arrays))
+        kept = iter(tensors[len(own) :])
         gradients = [
-            Gradient(tensor, RngKey(0, str(i)), 3, state)
-            for i, (tensor, state) in enumerate(zip(tensors, kept))
+            Gradient(tensor, RngKey(0, str(i)), 3, BinaryState(next(kept), next(kept), state.beta))
+            for i, (tensor, state) in enumerate(zip(tensors, own_states))
         ]
         workers = Workers(rank, len(groups), local_size=local_size)
         rehearsed |= {*launching.variants_of(partial(memory.rehearse, scheme, gradients, workers))}
-        given = [*own, *(array for state in own_states for array in state[:2])]
-        for array, tensor in zip(given, [*tensors, *(tensor for state in kept for tensor in state[:2])]):
-            assert_same_bits(array, to_array(tensor), name)
+        suite.assert_all_same_bits(arrays, list(map(BACKEND.numpy, tensors)), name)
     assert not launched
-    exchanged(name, kernels, to_tensor, to_array)
+    exchanged(BACKEND, name)
     assert launched == rehearsed
 
 
@@ -201,38 +187,44 @@ def test_kernels_are_compiled_in_parallel_and_kept_on_disk(tmp_path: Path) -> No
 
 # ---- many tensors, one launch
 
+SLOT = 64  # elements
+CODEC = CodeFormat("uniform", 4, "max", 32)
+calls = st.tuples(st.sampled_from(["scale", "maxima", "norms", "decode"]), *[st.integers(0, 4)] * 3)
 
-def test_jobs_wait_for_what_they_depend_on() -> None:
-    """Reading what was written, writing what is read, writing again; tensors that only touch do not matter."""
-    x = np.random.default_rng(0).standard_normal((2, 2048)).astype(np.float32)
-    tensors = list(map(to_tensor, x))
-    buffer = torch.zeros(4096, device=DEVICE)
+
+def perform(program: Sequence[tuple], buffer: Any, payload: Any) -> list[Any]:
+    """Read and write parts of a buffer, which touch or are the same; return what was read."""
+    found = []
+    for kind, *slots in program:
+        one, two, three = parts = [buffer[SLOT * number : SLOT * (number + 1)] for number in slots]
+        if kind == "scale":
+            kernels.scale([one], 1.5, two)
+        elif kind == "maxima":
+            kernels.bucket_maxima(one, 32, two[:2])
+        elif kind == "norms":
+            chains = [RngKey(0, "w")] * 3
+            found.append(
+                kernels.segments.norms("max", 32, Batch((SLOT,) * 3, [0] * 3, chains, [0] * 3, parts))
+            )
+        else:
+            outs = [one, three] if slots[0] != slots[2] else [one]
+            kernels.segments.decode_codes(CODEC, [payload], [0, 34][: len(outs)], 0.5, outs)
+    return found
+
+
+@given(program=st.lists(calls, min_size=2, max_size=8))
+def test_a_batch_does_what_its_calls_do_one_by_one(program: list[tuple]) -> None:
+    """Its jobs wait for what they depend on: reading what was written, writing what is read, writing again."""
+    x = np.random.default_rng(0).standard_normal(5 * SLOT).astype(np.float32)
+    two = Batch((SLOT,) * 2, [0, 0], [RngKey(0, "w")] * 2, [0, 1], [BACKEND.array(x[:SLOT])] * 2)
+    rounder = Rounder("worker")
+    payload = kernels.segments.encode_codes(CODEC, two, rounder, [0, 34, 68])
+    buffers = [BACKEND.array(x), BACKEND.array(x)]
+    expected = perform(program, buffers[0], payload)
     with kernels.batch():
-        for i in range(2):
-            item = buffer[2048 * i : 2048 * (i + 1)]
-            kernels.to_float32(tensors[i], item)
-            maxima = kernels.bucket_maxima(item[1024:], 32)
-            kernels.scale([item], 2.0, item)
-            words = kernels.encode_uniform_codes(item[:1024], maxima, 32, 4, KEY)
-            kernels.decode_uniform_codes([words], [maxima], 32, 4, 1.0, item[:1024])
-    for i in range(2):
-        expected = x[i] * 2
-        maxima = reference.bucket_maxima(x[i, 1024:], 32)
-        words = reference.encode_uniform_codes(expected[:1024], maxima, 32, 4, KEY)
-        reference.decode_uniform_codes([words], [maxima], 32, 4, 1.0, expected[:1024])
-        assert_same_bits(expected, to_array(buffer[2048 * i : 2048 * (i + 1)]), str(i))
-
-
-def test_one_kernel_twice_and_writing_what_is_read() -> None:
-    x, once, twice = (torch.full([100], value, device=DEVICE) for value in (1.0, 5.0, 2.0))
-    with kernels.batch():
-        kernels.scale([x], 3.0, once)
-        kernels.scale([twice], 3.0, twice)
-        kernels.scale([twice], 5.0, twice)
-        maxima = kernels.bucket_maxima(x, 32)
-        kernels.scale([once], 2.0, x)
-    for tensor, value in ((once, 3.0), (twice, 30.0), (maxima, 1.0), (x, 6.0)):
-        assert set(tensor.tolist()) == {value}
+        found = perform(program, buffers[1], payload)
+    for one, other in zip([buffers[0], *expected], [buffers[1], *found]):
+        assert_same_bits(BACKEND.numpy(one), BACKEND.numpy(other), str(program))
 
 
 def test_operations_of_pytorch_find_what_was_collected() -> None:
@@ -295,14 +287,9 @@ def test_rows_that_depend_on_each_other() -> None:
 # ---- what does not fit
 
 
-def test_arrays_that_do_not_fit_are_refused() -> None:
-    assert_refused(kernels, REFUSED, "triton", to_tensor, lambda out: to_tensor(make_out(out)))
-
-
 def test_tensors_that_do_not_fit_are_refused() -> None:
     x, norms = torch.ones(100, device=DEVICE), torch.ones(4, device=DEVICE)
     words, chain = torch.zeros(512, dtype=torch.int32, device=DEVICE), RngKey(0, "w")
-    sums = Sums(words[:32], x[:3], (100,))
     key_of_word = kernels.key_of_word(chain, "worker", words[:1])
     for function, message in (
         (lambda: kernels.bucket_maxima(np.ones(3, np.float32), 32), "x is a ndarray"),
@@ -314,8 +301,6 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         (lambda: SegmentTable([torch.ones(4, 4, device=DEVICE).t()]), "not all tensors are contiguous"),
         (lambda: SegmentTable([x, x.to(torch.int32)]), r"x has dtype torch\.int32"),
         (lambda: SegmentTable([x, np.ones(3)]), "not all are tensors"),
-        (lambda: kernels.segments.decode_sums(SumFormat(4, 5, "max", 32), sums, [0], 1.0, [x]),
-         "norms: not all within 3 words"),
         (lambda: each.bucket_norms("max", SegmentTable([x]), 32, x, np.array([98])), "not all within"),
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError), match=message):
@@ -446,6 +431,7 @@ def test_an_empty_copy_does_not_decide_how_later_ones_are_launched(monkeypatch: 
 
 
 def test_a_bucket_that_needs_more_than_32_bits_has_no_norm() -> None:
-    with pytest.raises(ValueError, match="on a GPU a bucket has at most 1073741824 elements"):
-        functions._norm_bucket_size(2**30 + 1, 2**40)
-    assert functions._norm_bucket_size(2**30, 2**40) == 2**30
+    x = torch.empty(2**30 + 1, dtype=torch.float16, device=DEVICE)  # refused before any of it is read
+    for norms in (kernels.bucket_maxima, kernels.bucket_square_sums):
+        with pytest.raises(ValueError, match="on a GPU a bucket has at most 1073741824 elements"):
+            norms(x, 2**40)

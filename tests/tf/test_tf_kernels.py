@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -11,27 +11,17 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from conformance.cases import BFLOAT16, KEY, Draw, Out  # noqa: E402
-from conformance.exchanges import ON_DEVICES, exchanged, setting_of  # noqa: E402
-from conformance.refusals import REFUSED, assert_refused  # noqa: E402
-from conformance.suite import (  # noqa: E402
-    Case,
-    arrays_of,
-    assert_all_same_bits,
-    assert_conforms,
-    assert_same_bits,
-    compared_kernels,
-    function_of,
-    mapped,
-    numbers,
-)
-from helpers import by_default, extended, gaussian, lockstep  # noqa: E402
+from conformance import suite  # noqa: E402
+from conformance.exchanges import ON_DEVICES, assert_exchanges_conform  # noqa: E402
+from conformance.refusals import assert_refused  # noqa: E402
+from conformance.suite import BFLOAT16, Draw, Out, assert_same_bits, numbers  # noqa: E402
+from helpers import extended, gaussian  # noqa: E402
 
 from horovod_quant.kernels import keys, reference, trellis  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
-from horovod_quant.kernels.layout import ROW, TILE, code_words  # noqa: E402
+from horovod_quant.kernels.layout import ROW, TILE  # noqa: E402
 from horovod_quant.kernels.rotation import LEVELS  # noqa: E402
-from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState  # noqa: E402
+from horovod_quant.schemes.base import Allgather, Allreduce  # noqa: E402
 from horovod_quant.tensorflow import kernels  # noqa: E402
 from horovod_quant.tensorflow.segments import FlatVariable  # noqa: E402
 from horovod_quant.tensorflow.trellis import trellis_codes  # noqa: E402
@@ -49,98 +39,152 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=by_default(["function"], WAYS))
-def way(request: pytest.FixtureRequest) -> Callable:
-    """To run a computation in; a test with many cases names it among its parameters."""
-    return WAYS[request.param]
-
-
-def to_tensor(array: Any) -> Any:
-    if isinstance(array, list):
-        return [to_tensor(one) for one in array]
-    if array.dtype == BFLOAT16:
-        array = array.view(tf.bfloat16.as_numpy_dtype)
-    return tf.constant(array)
-
-
-def to_numpy(tensor: Any) -> np.ndarray:
-    array = tensor.numpy()
-    return array.view(BFLOAT16) if tensor.dtype == tf.bfloat16 else array
-
-
 # ---- the suite
 
 
-class TensorFlow:
-    """The backend in one of its ways: a script's calls are one graph."""
+class TensorFlow(suite.Backend):
+    """The backend in one of its ways: a script's calls are one graph.
 
-    name = "tensorflow"
-    kernels = [name for name in dir(kernels) if not name.startswith("_")]
+    Args:
+        way: its name.
+        has_numbers: True if keys and factors are numbers in the graph, False if they are known only when it runs.
+    """
 
-    def __init__(self, way: Callable) -> None:
-        self._way = way
+    array_type = tf.Tensor
 
-    def run(self, cases: Sequence[Case]) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
-        cases = list(cases)
+    def __init__(self, way: str = "eager", has_numbers: bool = True) -> None:
+        super().__init__(kernels, way)
+        self._has_numbers = has_numbers
 
-        def graph(*tensors: Any) -> list[list[Any]]:
+    def array(self, x: np.ndarray) -> Any:
+        return tf.constant(x.view(tf.bfloat16.as_numpy_dtype) if x.dtype == BFLOAT16 else x)
+
+    def out(self, out: Out) -> Any:
+        return tf.TensorSpec([out.elements], tf.bfloat16 if out.dtype == BFLOAT16 else out.dtype)
+
+    def state(self, x: np.ndarray) -> Any:
+        return FlatVariable(tf.Variable(x))
+
+    def step(self, number: int) -> Any:
+        return tf.constant(number, tf.int64)
+
+    def numpy(self, array: Any) -> np.ndarray:
+        array = array.values() if isinstance(array, FlatVariable) else array
+        return array.numpy().view(BFLOAT16) if array.dtype == tf.bfloat16 else array.numpy()
+
+    def argument(self, kernel: str, value: Any) -> Any:
+        if isinstance(value, Out) and not decodes(kernel):
+            return None
+        return super().argument(kernel, value)
+
+    def run(self, cases: Sequence[suite.Case]) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
+        # Momentum and scale, of another shape than the gradient's.
+        states = [
+            [tf.Variable(x.reshape(-1, 1)) for x in case.arguments[1:3]] if case.kernel == "binarize" else []
+            for case in cases
+        ]
+        inputs: list[Any] = []
+        for kernel, arguments, *_ in cases:
+            suite.mapped(arguments, lambda value, kernel=kernel: inputs.extend(self._inputs(kernel, value)))
+
+        def graph(*tensors: Any) -> list[Any]:
             given = iter(tensors)
-            return [self._call(case, given) for case in cases]
+            return [self._result(case, own, given) for case, own in zip(cases, states)]
 
-        # Arguments, so that no compiler folds them.
-        tensors = [to_tensor(array) for array in arrays_of([case.arguments for case in cases])]
-        for case, results in zip(cases, self._way(graph)(*tensors)):
-            found = [to_numpy(result) for result in results]
-            if case.kernel == "binarize":
-                assert_same_bits(case.after[1], found.pop(2), "momentum")
-                assert_same_bits(case.after[2], found.pop(2), "scale")
-            yield found, []
+        results = WAYS[self.how](graph)(*map(self.array, inputs))
+        for case, own, result in zip(cases, states, results):
+            for variable, expected in zip(own, case.after[1:3]):
+                assert_same_bits(expected, variable.numpy().reshape(-1), "momentum or scale")
+            yield self.read(result), []
 
-    def _call(self, case: Case, tensors: Iterator[Any]) -> list[Any]:
-        decodes = case.kernel.split(".")[-1].startswith(("decode", "add_rotated", "scale"))
-        arguments = mapped(
-            case.arguments, lambda _: next(tensors), spec_of if decodes else none, kernels.RngKey
-        )
-        if case.kernel == "binarize":
-            return list(kernels.binarized(*arguments[:6]))
-        return arrays_of(function_of(kernels, case.kernel)(*arguments), tf.Tensor)
+    def _inputs(self, kernel: str, value: Any) -> list[Any]:
+        """Return what a graph gets as tensors, so that no compiler folds it."""
+        if isinstance(value, np.ndarray):
+            return [value]
+        if isinstance(value, Key) and not self._has_numbers:
+            return [np.uint32(value.k0), np.uint32(value.k1)]
+        if isinstance(value, float) and decodes(kernel) and not self._has_numbers:
+            return [np.float32(value) if np.float32(value) == value else np.float64(value)]
+        return []
+
+    def _result(self, case: suite.Case, states: Sequence[Any], tensors: Iterator[Any]) -> Any:
+        def argument(value: Any) -> Any:
+            given = [next(tensors) for _ in self._inputs(case.kernel, value)]
+            if isinstance(value, Key):
+                return Key(*given, *value[len(given) :])
+            return given[0] if given else self.argument(case.kernel, value)
+
+        arguments = suite.mapped(case.arguments, argument)
+        if states:
+            arguments = (arguments[0], *states, *arguments[3:])
+        return suite.function_of(kernels, case.kernel)(*arguments)
+
+    def computed(self, function: Callable[[Any], Sequence[Any]], arrays: Any) -> list[np.ndarray]:
+        return list(map(self.numpy, WAYS[self.how](function)(suite.mapped(arrays, self.array))))
+
+    def answers(self, requests: Sequence[Any], local_size: int) -> list[Any]:
+        found: list[Any] = [None] * len(requests)
+        for ranks in simulator._members(requests[0].group, len(requests), local_size):
+            for rank, answer in zip(ranks, performed([requests[rank] for rank in ranks])):
+                found[rank] = answer
+        return found
 
 
-def spec_of(out: Out) -> Any:
-    return tf.TensorSpec([out.elements], tf.bfloat16 if out.dtype == BFLOAT16 else out.dtype)
+def decodes(kernel: str) -> bool:
+    """True if a kernel takes the form of its result; the others write into no buffer."""
+    return kernel.split(".")[-1].startswith(("decode", "add_rotated", "scale"))
 
 
-def none(out: Out) -> None:
-    """Nothing is written to; see `test_arrays_that_do_not_fit_are_refused`."""
+def performed(requests: Sequence[Any]) -> list[Any]:
+    """Return the answers to the requests of a group's workers, all of one kind."""
+    first, arrays = requests[0], [request.array for request in requests]
+    if isinstance(first, Allreduce):
+        combine = tf.maximum if first.op == "max" else tf.add
+        return [functools.reduce(combine, arrays)] * len(requests)
+    if isinstance(first, Allgather):
+        return [arrays] * len(requests)
+    pieces = [tf.split(request.array, request.splits) for request in requests]
+    return [list(received) for received in zip(*pieces)]
 
 
-SCRIPTS = numbers("tensorflow")
-IN_TURN = [
-    case if (number + turn) % len(WAYS) == 0 and not hasattr(script, "marks") else extended(*case)
-    for number, script in enumerate(SCRIPTS)
-    for turn, way in enumerate(WAYS)
-    for case in [(way, *(script.values if hasattr(script, "marks") else script))]
+ONE_WAY_EACH = [
+    pytest.param(
+        way, *case.values, marks=case.marks if (number + shift) % len(WAYS) == 0 else pytest.mark.extended
+    )
+    for number, case in enumerate(numbers("tensorflow"))
+    for shift, way in enumerate(WAYS)
 ]
 
 
-@pytest.mark.parametrize(("way", "topic", "number"), IN_TURN, indirect=["way"])
-def test_kernels_conform(way: Callable, topic: str, number: int) -> None:
-    assert_conforms(TensorFlow(way), topic, number)
+@pytest.mark.parametrize(("way", "topic", "number"), ONE_WAY_EACH)
+def test_kernels_conform(way: str, topic: str, number: int) -> None:
+    suite.assert_conforms(TensorFlow(way, has_numbers=number % 2 == 0), topic, number)
 
 
 def test_every_kernel_is_compared() -> None:
-    shared = {"add_exponential", "empty", "key_of_word", "pack"}
-    offered = {
-        name for name in TensorFlow.kernels if name in dir(reference) and callable(getattr(kernels, name))
-    }
-    own = {
-        name for name in offered if getattr(kernels, name).__module__.startswith("horovod_quant.tensorflow")
-    }
-    assert own - shared <= compared_kernels("tensorflow")
+    helpers = ("binarized", "by_rows", "elementwise", "with_nonfinite")
+    others = ("empty", "key_of_word", "pack")
+    suite.assert_all_are_compared(TensorFlow(), r"horovod_quant\.tensorflow\..*", *helpers, *others)
 
 
-def test_arrays_that_do_not_fit_are_refused() -> None:
-    assert_refused(kernels, REFUSED, "tensorflow", to_tensor, spec_of)
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    assert_refused(TensorFlow())
+
+
+TRACED = "nuqsgd-inf-alltoall global-l2 exponential-max eden binsgdm natural hierarchical-qsgd".split()
+"""Exchanges that are traced by default; the others run eagerly, which takes less time."""
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        (way, name) if way == ("function" if name in TRACED else "eager") else extended(way, name)
+        for name in ON_DEVICES
+        for way in WAYS
+    ],
+)
+def test_whole_exchanges(way: str, name: str) -> None:
+    assert_exchanges_conform(TensorFlow(way), name, decoding=1)
 
 
 # ---- what graphs alone have
@@ -148,11 +192,10 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [64, TILE])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
-@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_paths_whose_sums_are_all_but_equal(way: Callable, bits: int, size: int) -> None:
     """A product that is not rounded before it is added leads to another path in some of the lanes."""
     z, units = between_two_paths(bits, size)
-
     expected = trellis.trellis_codes(z, units, bits, LEVELS[bits]).reshape(-1)
     found = way(lambda z, units: tf.reshape(trellis_codes(z, units, bits, LEVELS[bits]), [-1]))(z, units)
     assert_same_bits(expected, found.numpy(), "paths")
@@ -180,7 +223,7 @@ def between_two_paths(bits: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("bits", "trellis"), [(1, False), extended(4, False), extended(2, True)])
-@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_scales_of_short_buckets(way: Callable, bits: int, trellis: bool) -> None:
     """A product that is not rounded before it is added changes some of the scales."""
     encode = way(lambda x, k0: kernels.encode_rotated(x, bits, Key(k0, 5), trellis=trellis)[1])
@@ -191,174 +234,30 @@ def test_scales_of_short_buckets(way: Callable, bits: int, trellis: bool) -> Non
         assert_same_bits(expected, found.numpy(), f"scales of {seed}")
 
 
-@pytest.mark.parametrize("kind", ["function", "graph"])
-def test_binarize_updates_variables_of_any_shape(kind: str) -> None:
+def test_binarize_in_a_graph_of_tensorflow_1() -> None:
+    """Also the words alone update the variables."""
     x, _, _, _ = Draw("binarize", 7).gradient(3000, np.float32)
     scale = np.abs(gaussian(1, 3000))
-    momentum = scale * np.sign(gaussian(2, 3000)) * np.float32(0.3)
-    expected_momentum, expected_scale = momentum.copy(), scale.copy()
-    steps = []
-    with np.errstate(all="ignore"):
-        for step in range(2):
-            key = Key(step, 5)
-            steps.append(reference.binarize(x, expected_momentum, expected_scale, 0.9, key))
-
-    graph = tf.Graph() if kind == "graph" else None
-    with graph.as_default() if graph else contextlib.nullcontext():
-        variables = [tf.Variable(array.reshape(30, 100)) for array in (momentum, scale)]
-        way = eagerly if graph else WAYS[kind]
-        binarize = way(lambda g, k0: kernels.binarize(g, *variables, 0.9, Key(k0, 5)))
-        if graph:
-            gradient = tf.compat.v1.placeholder(tf.float32, [3000])
-            k0 = tf.compat.v1.placeholder(tf.uint32, [])
-            words, broken = binarize(gradient, k0)
-            with tf.compat.v1.Session() as session:
-                session.run(tf.compat.v1.global_variables_initializer())
-                actual = [
-                    (session.run(words, {gradient: x, k0: 0}), steps[0][1]),  # the words alone
-                    session.run((words, broken), {gradient: x, k0: 1}),
-                ]
-                left = session.run(variables)
-        else:
-            results = [binarize(tf.constant(x), tf.constant(step, tf.uint32)) for step in range(2)]
-            actual = [(words.numpy(), broken.numpy()) for words, broken in results]
-            left = [variable.numpy() for variable in variables]
-    for (words, broken), (own_words, own_broken) in zip(steps, actual):
-        assert_same_bits(words, own_words, "words")
-        assert_same_bits(broken, own_broken, "broken")
-    assert_same_bits(expected_momentum, left[0].reshape(-1), "momentum")
-    assert_same_bits(expected_scale, left[1].reshape(-1), "scale")
+    states = [scale * np.sign(gaussian(2, 3000)) * np.float32(0.3), scale]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variables = [tf.Variable(array.reshape(30, 100)) for array in states]
+        gradient, k0 = tf.compat.v1.placeholder(tf.float32, [3000]), tf.compat.v1.placeholder(tf.uint32, [])
+        words, broken = kernels.binarize(gradient, *variables, 0.9, Key(k0, 5))
+        session.run(tf.compat.v1.global_variables_initializer())
+        for step, fetched in enumerate([(words,), (words, broken)]):
+            with np.errstate(all="ignore"):
+                expected = reference.binarize(x, *states, 0.9, Key(step, 5))
+            found = session.run(fetched, {gradient: x, k0: step})
+            suite.assert_all_same_bits(expected[: len(found)], found, f"step {step}")
+        left = [array.reshape(-1) for array in session.run(variables)]
+    suite.assert_all_same_bits(states, left, "momentum and scale")
 
 
-KEYS: dict[str, Callable] = {
-    "of both": lambda chain, step, worker: chain.key("worker", step, worker),
-    "of a step": lambda chain, step, worker: chain.key("server", step),
-    "of a step and an integer": lambda chain, step, worker: chain.key("worker", step, 2),
-    "of a worker": lambda chain, step, worker: chain.key("worker", 7, worker),
-    **{
-        f"correlated {rank}": lambda chain, step, worker, rank=rank: chain.correlated("worker", step, rank, 5)
-        for rank in range(5)
-    },
-}
-
-
-@pytest.mark.parametrize("seed", [0, -1, 2**70 + 3])
-def test_keys_of_tensors(way: Callable, seed: int) -> None:
-    plain, chain = keys.RngKey(seed, "layer/weight"), kernels.RngKey(seed, "layer/weight")
-    assert (chain.seed, chain.name) == (seed, "layer/weight")
+def test_keys_of_numbers_and_of_variables() -> None:
+    plain, chain = keys.RngKey(3, "layer/weight"), kernels.RngKey(3, "layer/weight")
+    assert (chain.seed, chain.name) == (3, "layer/weight")
     assert chain.key("worker", np.int64(5), np.int32(2)) == plain.key("worker", 5, 2)
-    assert kernels.step_word(5).numpy().tolist() == [5]
-    every = way(lambda *given: [tf.stack(key(chain, *given)) for key in KEYS.values()])
-    of_word = way(lambda word: tf.stack(kernels.key_of_word(chain, "worker", word, 7)))
-    rng = np.random.default_rng(3)
-    for step in [0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**63 - 1, *rng.integers(0, 2**62, 20).tolist()]:
-        worker = step % 1000
-        expected = [list(key(plain, step, worker)) for key in KEYS.values()]
-        given = tf.Variable(step, dtype=tf.int64), tf.constant(worker, tf.int64)
-        assert [found.numpy().tolist() for found in every(*given)] == expected
-        word = way(kernels.step_word)(given[0])
-        assert_same_bits(reference.step_word(step), word.numpy(), "word")
-        assert of_word(word).numpy().tolist() == list(plain.key("worker", step % 2**32, 7))
-
-
-# ---- numbers known only when a graph runs
-
-
-def test_factors_magnitudes_and_keys_as_tensors(way: Callable) -> None:
-    x, norms, bucket_size, _ = Draw("uniform_sums", 1).gradient(1000, np.float32)
-    words = np.random.default_rng(1).integers(-(2**31), 2**31, code_words(1000, 4)).astype(np.int32)
-
-    def decode(
-        backend: Any, out: Any, x: Any, norms: Any, words: Any, factor: Any, k0: Any, k1: Any
-    ) -> list[Any]:
-        return [
-            backend.encode_uniform_sum(x, norms, bucket_size, 7, 4, Key(k0, k1), bucket_size),
-            backend.decode_uniform_codes([words], [norms], bucket_size, 4, factor, out()),
-            backend.decode_signs(words, factor, out()),
-        ]
-
-    # The last, subnormal in float32, is a tensor of float32 as well.
-    spec = tf.TensorSpec([1000], tf.float32)
-    run = way(lambda *tensors: decode(kernels, lambda: spec, *tensors))
-    for factor in (*map(np.float64, (1 / 3, 1e-30, 1e300, 1e-41)), np.float32(1e-41)):
-        with np.errstate(all="ignore"):
-            expected = decode(
-                reference, lambda: np.zeros(1000, np.float32), x, norms, words, float(factor), *KEY[:2]
-            )
-        given = (x, norms, words, factor, np.uint32(KEY.k0), np.uint32(KEY.k1))
-        for one, other in zip(expected, run(*map(tf.constant, given))):
-            assert_same_bits(one, other.numpy(), f"factor {factor}")
-
-
-# ---- whole exchanges
-
-
-def answers_of(requests: Sequence[Any], local_size: int) -> list[Any]:
-    answers: list[Any] = [None] * len(requests)
-    for ranks in simulator._members(requests[0].group, len(requests), local_size):
-        for rank, answer in zip(ranks, performed([requests[rank] for rank in ranks])):
-            answers[rank] = answer
-    return answers
-
-
-def performed(requests: Sequence[Any]) -> list[Any]:
-    first, arrays = requests[0], [request.array for request in requests]
-    if isinstance(first, Allreduce):
-        combined = arrays[0]
-        for array in arrays[1:]:
-            combined = tf.maximum(combined, array) if first.op == "max" else combined + array
-        return [combined] * len(requests)
-    if isinstance(first, Allgather):
-        return [arrays] * len(requests)
-    pieces = [tf.split(request.array, request.splits) for request in requests]
-    return [list(received) for received in zip(*pieces)]
-
-
-TRACED = (
-    "nuqsgd-inf-alltoall",
-    "global-l2",
-    "exponential-max",
-    "eden",
-    "binsgdm",
-    "natural",
-    "hierarchical-qsgd",
-)
-"""Exchanges that are traced by default; the others run eagerly, which takes less time."""
-
-
-@pytest.mark.parametrize(
-    ("way", "name"),
-    [
-        (way, name) if way == ("function" if name in TRACED else "eager") else extended(way, name)
-        for name in ON_DEVICES
-        for way in WAYS
-    ],
-    indirect=["way"],
-)
-def test_whole_exchanges(way: Callable, name: str) -> None:
-    """With a scheme's own numpy arrays among the tensors."""
-    scheme, local_size, groups, states = setting_of(name)
-    states = [[BinaryState(*map(variable_of, state[:2]), state.beta) for state in own] for own in states]
-
-    def exchange(groups: Any, step: Any) -> list[Any]:
-        found: list[Any] = []
-
-        def answer(requests: Sequence[Any]) -> list[Any]:
-            found.extend(request.array for request in requests)
-            return answers_of(requests, local_size)
-
-        steps = [step + rank for rank in range(len(groups))]
-        decoded, *_ = lockstep(
-            scheme, groups, states, local_size=local_size, steps=steps, kernels=kernels, answer=answer
-        )
-        outs = [tf.TensorSpec(x.shape, x.dtype) for x in groups[0]]
-        return found + [decoded.write(i, 1 / len(groups), out) for i, out in enumerate(outs)]
-
-    found = list(way(exchange)(to_tensor(groups), tf.constant(3, tf.int64)))
-    found += [array.values() for own in states for state in own for array in state[:2]]
-    expected = exchanged(name, reference, np.copy, np.copy, decoding=1)
-    assert_all_same_bits(expected, [to_numpy(one) for one in found], name)
-
-
-def variable_of(array: np.ndarray) -> FlatVariable:
-    return FlatVariable(tf.Variable(array))
+    step = tf.Variable(5, dtype=tf.int64)
+    assert list(map(int, chain.key("worker", step, 2)[:2])) == list(plain.key("worker", 5, 2)[:2])
+    for number in (5, step):
+        assert kernels.step_word(number).numpy().tolist() == [5]
