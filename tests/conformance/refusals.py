@@ -178,6 +178,7 @@ DAMAGES = [
     Damage("segments.binarize", "batch", [batch(states=scale(typed(np.float64)))],
            r"scales(\[\d\] is float64\[\d+\]; it must be float32\[\d+\]|: they must be float32)"),
     Damage("segments", "norms", [shorter, column], r"norms: \d+ norms for|not all within|norms has shape"),
+    Damage("segments.encode_sums", "norms", [twice], r"norms: \d+ norms for"),
     Damage("segments", "payload payloads", [half], "not all within|words cannot hold"),
     Damage("segments", "payloads", [[], typed(np.float64)], "no payloads|payloads has dtype"),
     Damage("segments.(encode_[cr]|binarize|vote)", "at", [lambda at: [*at[:-1], at[-1] - 2]], "not all within"),
