@@ -298,9 +298,8 @@ def _require_optimizer(
         return
     compression._check_optimizer(optimizer)
     for name, parameter in named.items():
-        if compression.policy.scheme_for(name, parameter.numel()) is not None and not optimizer.has(
-            parameter
-        ):
+        is_compressed = compression.policy.scheme_for(name, parameter.numel()) is not None
+        if is_compressed and not optimizer.has(parameter):
             raise ValueError(
                 f"ddp: {name} is not among the optimizer's parameters; construct the optimizer from "
                 f"model.parameters(), or add exclude={name!r} to the compressor"

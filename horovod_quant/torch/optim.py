@@ -251,8 +251,8 @@ class BinSGDM(torch.optim.Optimizer):
             for name in ("momentum", "scale"):
                 whole = torch.zeros(parameter.numel(), dtype=torch.float32, device="cpu")
                 whole[part.start : part.stop] = self.state[parameter][name].cpu()
-                if part.add is not None:
-                    part.add(whole, f"horovod_quant.{name}.{chain.name}")
+                assert part.add is not None, "a worker alone stores all elements"
+                part.add(whole, f"horovod_quant.{name}.{chain.name}")
                 self.state[parameter][name] = whole.reshape(parameter.shape).to(parameter.device)
 
     def state_dict(self) -> dict[str, Any]:
