@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import kept_speeds
 from pages import insert
 
+from horovod_quant import kernels
 from horovod_quant.analysis import advice, pays
 from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
 from horovod_quant.analysis.advice import Row
@@ -27,6 +29,7 @@ from horovod_quant.analysis.network import GLOO, NCCL, Network, Software, nccl_s
 from horovod_quant.analysis.recommendation import best_few, best_of, is_fine
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
+from horovod_quant.bench.command import processor
 from horovod_quant.schemes import GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.inside import FLOAT32
@@ -316,9 +319,15 @@ def kernel_speeds(measure: bool) -> KernelSpeeds:
     if measure:
         choices = advice.considered(Setting({}, Network(2, 2), KernelSpeeds({})), everything=True)
         schemes = [choice.method for choice in choices if isinstance(choice.method, Scheme)]
-        measured = measure_kernels(schemes, seconds=20.0)
-        SPEEDS.write_text(json.dumps(kept_speeds.as_json(measured)) + "\n")
+        measured_on = f"{processor()}, {kernels.describe()}, load before: {os.getloadavg()[0]:.2f}"
+        measured = kept_speeds.as_json(measure_kernels(schemes, seconds=20.0))
+        SPEEDS.write_text(json.dumps({"measured_on": measured_on, **measured}) + "\n")
     return kept_speeds.from_json(json.loads(SPEEDS.read_text()))
+
+
+def with_machine(table: str) -> str:
+    """Return a table, and what the kernels' speeds were measured on."""
+    return f"{table}\n\nKernel speeds: {json.loads(SPEEDS.read_text())['measured_on']}."
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -335,9 +344,9 @@ def main() -> None:
         (PAYS, "pays", pays_table()),
         (PAYS, "steps", jobs_table()),
         (README, "pays", pays_table(pays.HOSTS[:1])),
-        (PAGE, "clusters", cluster_table(speeds)),
+        (PAGE, "clusters", with_machine(cluster_table(speeds))),
         (EVIDENCE, "global-qsgd", logged_table()),
-        (HIERARCHICAL, "eight", hierarchical_table(speeds)),
+        (HIERARCHICAL, "eight", with_machine(hierarchical_table(speeds))),
     ):
         page.write_text(insert(page.read_text(), mark, "advise-tables", text))
 

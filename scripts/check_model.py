@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kept_speeds
-from pages import insert
+from pages import insert, load_before
 
 from horovod_quant import kernels
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, predict, read_bench
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.network import DDP, MPI, Network, Software
 from horovod_quant.analysis.units import parse_rate, show_seconds
+from horovod_quant.bench.command import processor
 from horovod_quant.frontends import methods
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,6 +103,9 @@ def measure(cells: list[Cell], folder: Path, again: bool) -> None:
     missing = [cell for cell in cells if again or not (folder / f"{cell.name}.json").exists()]
     if not missing:
         return
+    load = folder / f"{missing[0].controller}.load"
+    if again or not load.exists():
+        load.write_text(f"{os.getloadavg()[0]:.2f} ({processor()})\n")
     with lab(max(cell.hosts for cell in missing)):
         for cell in missing:
             begin = time.monotonic()
@@ -362,6 +366,7 @@ def main() -> int:
         f"what was measured."
     )
     text = section(arguments.controller, cells, fitted, found, summary)
+    text += f" {load_before(folder / f'{arguments.controller}.load')}"
     arguments.page.write_text(insert(arguments.page.read_text(), arguments.controller, "check-model", text))
     written = {
         "controller": arguments.controller,

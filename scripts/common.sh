@@ -25,6 +25,11 @@ fi
 say() { printf '%s: %s\n' "${0##*/}" "$*"; }
 die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
 
+# load_and_processor: on what the figures of a page are measured, from now on.
+load_and_processor() {
+    echo "$(cut -d ' ' -f 1 /proc/loadavg) ($(grep -m 1 'model name' /proc/cpuinfo | cut -d ':' -f 2 | xargs))"
+}
+
 # make_private FOLDER REMEDY: make a folder for what will be run later, or take the one that is there, unless others could
 # have put something into it.
 make_private() {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pages import insert
+from pages import insert, load_before
 
 AUTO, NONE = "auto", "none"
 MOST = {"none": 1.03, "1gbit": 1.05, "100mbit": 1.05}
@@ -120,7 +120,8 @@ def main(folder: Path, page: Path | None = None) -> int:
     for reached, text in validated:
         print(f"{'reached' if reached else 'MISSED '} {text}")
     if page is not None:
-        page.write_text(insert(page.read_text(), "table", "lab-auto", table(folder)))
+        text = f"{table(folder)}\n\n{load_before(folder / 'load')}"
+        page.write_text(insert(page.read_text(), "table", "lab-auto", text))
     return 0 if all(reached for reached, _ in validated) else 1
 
 

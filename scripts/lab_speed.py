@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from pages import insert
+from pages import insert, load_before
 
 NONE = "none"
 CONTROLLERS = {"gloo": "Gloo", "mpi": "MPI"}
@@ -361,8 +361,7 @@ def write(page: str, folder: Path) -> str:
         before = folder / f"{part}.load"
         if before.exists():
             for mark, make in tables.items():
-                load = f"Load of the machine before the measurements: {before.read_text().strip()}."
-                page = insert(page, mark, "lab-speed", f"{make(folder)}\n\n{load}")
+                page = insert(page, mark, "lab-speed", f"{make(folder)}\n\n{load_before(before)}")
     return page
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def insert(page: str, mark: str, script: str, text: str) -> str:
     """Return a page with the text between a script's two comments replaced.
@@ -20,3 +22,8 @@ def insert(page: str, mark: str, script: str, text: str) -> str:
         raise SystemExit(f"the page must have {begin} and {end} once each")
     before, rest = page.split(begin)
     return f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
+
+
+def load_before(path: Path) -> str:
+    """Return a sentence with the load and the processor in a file that `load_and_processor` has written."""
+    return f"Load of the machine before the measurements: {path.read_text().strip()}."

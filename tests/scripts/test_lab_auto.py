@@ -36,6 +36,7 @@ def test_it_compares_auto_with_the_fastest(tmp_path: Path) -> None:
     ]
     page = tmp_path / "page.md"
     page.write_text(PAGE)
+    (tmp_path / "load").write_text("0.25 (a processor)\n")
     assert lab_auto.main(tmp_path, page) == 1
     assert page.read_text().splitlines()[1:-1] == [
         "<!-- table: scripts/lab-auto -->",
@@ -44,6 +45,8 @@ def test_it_compares_auto_with_the_fastest(tmp_path: Path) -> None:
         "| --- | --- | ---: | ---: | --- | --- | ---: | ---: |",
         "| none | Gloo | 4 | 100 | none, 100 | none | 104 | +4.0% |",
         "| 100 Mbit/s | MPI | 2 | 1,000 | eden-3, 400 | eden-3 | 410 | +2.5% |",
+        "",
+        "Load of the machine before the measurements: 0.25 (a processor).",
         "",
         "<!-- /table -->",
     ]
