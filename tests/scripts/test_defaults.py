@@ -147,10 +147,8 @@ def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
     figures = figures_of("bytes-count")
 
     def gain(name: str, rate: str) -> str:
-        """The lower of AVX-512 and AVX2; nothing if the method was not measured there."""
+        """The lower of AVX-512 and AVX2."""
         found = []
-        if name not in figures["steps"][rate]["seconds"]:
-            return ""
         for place in (rate, f"{rate}-avx2"):
             best = bytes_count.fastest(figures, place, bytes_count.BASELINES)
             assert best
@@ -164,7 +162,7 @@ def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
     for title, rate in (("1 Gbit/s", "1gbit"), ("100 Mbit/s", "100mbit")):
         shown = ("fp16", "eden-3", "binsgdm", "ddp-fp16", "ddp-eden-3", "ddp-eden-2", "ddp-binsgdm")
         gains = " | ".join(gain(name, rate) for name in shown)
-        assert f"| at {title} | {gains} |".replace("  |", " |") in readme.splitlines()
+        assert f"| at {title} | {gains} |" in readme.splitlines()
     one_core = FIGURES["machines"]["one-core"][machines.SMALL]
     slow, fast = (
         [f"{machines.steps.speed_up(one_core[rate], method):.1f}" for method in ("eden-3-server3", "fp16")]
