@@ -279,7 +279,7 @@ class Auto(Compressor):
         """Return the optimizer's tuning session, after beginning the gradient's step."""
         session = self.session_of(call.optimizer)
         if session is None:
-            session = TuningSession(self, min(call.names), self._elements(call))
+            session = TuningSession(self, call.label, self._elements(call))
             vars(call.optimizer).setdefault(_SESSIONS, {})[self] = session
         session.arrive(call, tensor)
         return session

@@ -277,11 +277,11 @@ class Compressor(BaseCompressor):
         An optimizer's buckets live as long as it does. A direct call that compresses nothing has none.
         """
         if isinstance(call, DirectCall):
-            self._direct.remember(call.of, self._forget)
+            self._direct.remember(call.label, self._forget)
             if scheme is None:
                 return None
             return self._direct.get(
-                call.of, call.process_set, lambda: self._new_buckets(call, tensor, policy)
+                call.label, call.process_set, lambda: self._new_buckets(call, tensor, policy)
             )
         buckets = vars(call.optimizer).setdefault("_horovod_quant_buckets", {})
         if policy not in buckets:
@@ -294,7 +294,7 @@ class Compressor(BaseCompressor):
             functools.partial(self._nodes, call.process_set),
             memories.choose(self._kernels, call.device(tensor), policy.schemes),
             self._traffic,
-            min(call.names),
+            call.label,
             self._arguments(),
             self.group_bytes,
             **expectations,
