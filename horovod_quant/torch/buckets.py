@@ -443,26 +443,18 @@ class DirectBuckets(threading.local):
         self.first_step = first_step
         self._buckets: OrderedDict[str, dict[int, Buckets]] = OrderedDict()
 
-    def remember(self, name: str, forget: Callable[[str], None]) -> None:
-        """Mark a name as the most recently used.
+    def used(self, name: str, forget: Callable[[str], None]) -> dict[int, Buckets]:
+        """Return the buckets of a name, now the most recently used.
 
-        Call it for each tensor of an operation. Beyond `REMEMBERED_NAMES` names it drops the least recently used one.
+        Keys are the numbers of process sets. Call it for each tensor of an operation. Beyond `REMEMBERED_NAMES` names
+        it drops the least recently used one.
 
         Args:
             name: the operation's name.
             forget: called with the dropped name.
         """
-        self._buckets.setdefault(name, {})
+        found = self._buckets.setdefault(name, {})
         self._buckets.move_to_end(name)
         if len(self._buckets) > REMEMBERED_NAMES:
             forget(self._buckets.popitem(last=False)[0])
-
-    def get(self, name: str, process_set: Any, make: Callable[[], Buckets]) -> Buckets:
-        """Return the buckets of a kept name in a process set.
-
-        ``make`` creates them on the first call.
-        """
-        of_name, number = self._buckets[name], process_set.process_set_id
-        if number not in of_name:
-            of_name[number] = make()
-        return of_name[number]
+        return found

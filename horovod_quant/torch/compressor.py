@@ -277,12 +277,13 @@ class Compressor(BaseCompressor):
         An optimizer's buckets live as long as it does. A direct call that compresses nothing has none.
         """
         if isinstance(call, DirectCall):
-            self._direct.remember(call.label, self._forget)
+            by_process_set = self._direct.used(call.label, self._forget)
             if scheme is None:
                 return None
-            return self._direct.get(
-                call.label, call.process_set, lambda: self._new_buckets(call, tensor, policy)
-            )
+            number = call.process_set.process_set_id
+            if number not in by_process_set:
+                by_process_set[number] = self._new_buckets(call, tensor, policy)
+            return by_process_set[number]
         buckets = vars(call.optimizer).setdefault("_horovod_quant_buckets", {})
         if policy not in buckets:
             buckets[policy] = self._new_buckets(call, tensor, policy, **self._expectations(call, policy))
