@@ -20,11 +20,7 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.torch.memory import Memory
 from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
-from horovod_quant.transports.pairwise_via_allreduce import (
-    collectives_of_pairwise,
-    gathers_take_turns,
-    pairwise_via_allreduce,
-)
+from horovod_quant.transports.pairwise_via_allreduce import collectives_of_pairwise, pairwise_via_allreduce
 from horovod_quant.transports.split_sums import (
     collectives_of_split_sums,
     group_of_sums,
@@ -66,7 +62,7 @@ def adapted(
     if adding := split_sums_among(members, scheme, workers, memory):
         by_alltoalls = collectives_of_split_sums(scheme.collectives)
         return by_alltoalls, lambda reduction: split_sums(reduction, adding)
-    if gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors):
+    if not (hvd.mpi_enabled() or memory.takes_tensors):  # Gloo, not MPI or NCCL
         pairwise = collectives_of_pairwise(scheme.collectives, workers)
         return pairwise, lambda reduction: pairwise_via_allreduce(reduction, workers)
     return scheme.collectives, lambda reduction: reduction

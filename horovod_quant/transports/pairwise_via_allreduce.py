@@ -28,18 +28,6 @@ from horovod_quant.schemes.base import (
 Gathering = Union[Allgather, Alltoall]
 
 
-def gathers_take_turns(*, mpi: bool, on_device: bool = False) -> bool:
-    """True if Gloo performs the collectives, so that sums are faster.
-
-    They replace gathers of two workers.
-
-    Args:
-        mpi: whether Horovod runs with MPI.
-        on_device: whether its collectives get GPU tensors, which NCCL handles.
-    """
-    return not (mpi or on_device)
-
-
 def collectives_of_pairwise(collectives: Sequence[Collective], workers: Workers) -> tuple[Collective, ...]:
     """Return the collectives after `pairwise_via_allreduce`, from a scheme's collectives."""
     return tuple(
