@@ -90,17 +90,10 @@ class OptimizerCall:
         # Some scripts empty _requires_update, so that Horovod does not wait for gradients that never come.
         return [(names[p], p) for p in named if (p in reduced if reduced else p.requires_grad)]
 
-    def is_under_way(self) -> Callable[[], bool]:
-        """Return a function that returns whether the optimizer has operations under way."""
-        optimizer = self._optimizer
-        return lambda: any(
-            handle is not None
-            for handle, _ in getattr(optimizer(), "_handles", {None: (True, None)}).values()
-        )
-
-    def gathers(self) -> bool:
-        """Return whether Horovod gathers sparse gradients."""
-        return not getattr(self.optimizer, "sparse_as_dense", False)
+    def is_under_way(self) -> bool:
+        """True if the optimizer has operations under way."""
+        handles = getattr(self.optimizer, "_handles", {None: (True, None)})
+        return any(handle is not None for handle, _ in handles.values())
 
 
 class DirectCall:

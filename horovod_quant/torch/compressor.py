@@ -305,22 +305,21 @@ class Compressor(BaseCompressor):
         """Arguments of `Buckets` that are known before an optimizer's first step."""
         named = self._named(call)
         parameters = dict(named)
-        gathers = call.gathers()
+        gathers = not getattr(call.optimizer, "sparse_as_dense", False)
 
         def is_sparse(name: str) -> bool:
             gradient = parameters[name].grad
             return gathers and gradient is not None and gradient.is_sparse
 
-        schemes = [(name, p, policy.scheme_for(name, p.numel())) for name, p in reversed(named)]
         return {
             "overlap": self.overlap,
             "expected": [
                 Member(name, scheme, p.numel() * p.element_size())
-                for name, p, scheme in schemes
-                if scheme is not None
+                for name, p in reversed(named)
+                if (scheme := policy.scheme_for(name, p.numel())) is not None
             ],
             "operations": len(named),
-            "is_under_way": call.is_under_way(),
+            "is_under_way": call.is_under_way,
             "is_sparse": is_sparse,
         }
 
