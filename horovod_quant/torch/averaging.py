@@ -136,14 +136,11 @@ class Averager:
         self._has_nccl = _has_nccl(group)
         self._is_first = dist.get_rank(group) == 0
         self._memories: dict[torch.device, Memory] = {}
-        self._steps: dict[str, int] = {}
-        self._first_step = 0
         self._traffic = TrafficCounter()
         self.uncounted: set[str] = set()
         self.resume(compression)
-        self._is_nccl = (
-            self.memory(device).takes_tensors and device.type == "cuda"
-        )  # raises for impossible kernels
+        # `memory` raises for impossible kernels.
+        self._is_nccl = self.memory(device).takes_tensors and device.type == "cuda"
         backend = "nccl" if self._is_nccl else "gloo"
         # NCCL's collectives of Python objects use the current device.
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():

@@ -488,8 +488,6 @@ class Closing(HorovodJob):
             self._handles = [launch_nothing(*stage) for stage in self._stages()]
             return not self._handles
         for handle in self._handles:
-            with contextlib.suppress(
-                mpi_ops.HorovodInternalError
-            ):  # the failure that ends others' collectives
-                mpi_ops.synchronize(handle)
+            with contextlib.suppress(mpi_ops.HorovodInternalError):
+                mpi_ops.synchronize(handle)  # the failure ends others' collectives
         return True

@@ -170,9 +170,8 @@ def _reduce(comm: Any, request: CustomAllreduce):
     does not split it.
     """
     size, rank = comm.Get_size(), comm.Get_rank()
-    header = np.zeros(
-        2 + 2 * size, np.int32
-    )  # low, high; for a merge at middle m, its low and high at 2 + 2 m
+    # Low and high; for a merge at middle m, its low and high at 2 + 2 m.
+    header = np.zeros(2 + 2 * size, np.int32)
     header[:2] = rank, rank + 1
     message = np.concatenate([header.view(np.uint8), request.array.view(np.uint8)])
     header_bytes = header.nbytes
