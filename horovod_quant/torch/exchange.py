@@ -394,7 +394,7 @@ class Group(HorovodJob):
 
     def _close(self) -> None:
         if self._closing is None and self._query is not None:
-            self._closing = Closing(self.name, self._query, self.stages_to_close)
+            self._closing = Closing(self, self._query)
             PROGRESS.hand(self._closing)
 
     def deliver(self, index: int, factor: float) -> None:
@@ -458,20 +458,14 @@ class Closing(HorovodJob):
     collective on all workers. If all workers were at the same collective, all launch this one, and it succeeds.
 
     Args:
-        name: the group's name; this job begins when the group has ended.
+        group: the cancelled group; this job begins when it has ended.
         query: the group's active-rank query.
-        stages: returns the collectives' names, declarations and process sets.
     """
 
-    def __init__(
-        self,
-        name: str,
-        query: ActiveRankQuery,
-        stages: Callable[[], Sequence[tuple[str, Collective, Any]]],
-    ) -> None:
-        super().__init__(name)
+    def __init__(self, group: Group, query: ActiveRankQuery) -> None:
+        super().__init__(group.name)
+        self._group = group
         self._query = query
-        self._stages = stages
         self._handles: list[Any] | None = None
 
     def ready(self) -> bool:
@@ -485,7 +479,7 @@ class Closing(HorovodJob):
         if self._handles is None:
             if self._query.error is not None:  # all workers had this error before any of them had begun
                 return True
-            self._handles = [launch_nothing(*stage) for stage in self._stages()]
+            self._handles = [launch_nothing(*stage) for stage in self._group.stages_to_close()]
             return not self._handles
         for handle in self._handles:
             with contextlib.suppress(mpi_ops.HorovodInternalError):
