@@ -131,7 +131,7 @@ def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers,
         raise ValueError(
             "hierarchical: some nodes have more workers than others; start the same number on every node"
         )
-    node, local_rank = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
+    node, local_rank = sorted(set(first_ranks)).index(first_ranks[rank]), local.Get_rank()
     workers = Workers(node * local.Get_size() + local_rank, size, local_size=local.Get_size())
     return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(local_rank, node)}
 
