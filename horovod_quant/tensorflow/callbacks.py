@@ -35,11 +35,7 @@ from horovod_quant.schemes.base import (
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
-from horovod_quant.transports.pairwise_via_allreduce import (
-    collectives_of_pairwise,
-    gathers_take_turns,
-    pairwise_via_allreduce,
-)
+from horovod_quant.transports.pairwise_via_allreduce import collectives_of_pairwise, pairwise_via_allreduce
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 _RUNS_KEPT = 64
@@ -94,8 +90,8 @@ class CallbackExchange:
         self._traffic = traffic
         self._memory = memory
         self._scheme = self._members[0].scheme
-        # This is fixed in the graph, but under elastic training the number of workers is not.
-        self._swaps = gathers_take_turns(mpi=hvd.mpi_enabled()) and not is_elastic()
+        # With Gloo. This is fixed in the graph, but under elastic training the number of workers is not.
+        self._swaps = not (hvd.mpi_enabled() or is_elastic())
         self._tokens = itertools.count()
         # A failed run, for example after a worker died, leaves its entry, which later runs remove.
         self._runs: OrderedDict[int, _Run] = OrderedDict()

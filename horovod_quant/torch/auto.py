@@ -184,8 +184,11 @@ class Auto(Compressor):
         super().load_state_dict(
             {key: value for key, value in state.items() if key not in ("choices", "version")}
         )
-        made = {str(key): _Choice(**choice) for key, choice in choices.items()}
-        self._choices = {key: choice.with_present_name(version) for key, choice in made.items()}
+        self._choices = {}
+        for key, saved in choices.items():
+            method, workers = saved["method"], saved["workers"]
+            present = former_names.present(method, version, workers) or method
+            self._choices[str(key)] = _Choice(present, workers)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled compressor, also one of version 0.1.0."""
@@ -240,15 +243,11 @@ class Auto(Compressor):
         if not isinstance(ctx, _Watched):
             return super().decompress(output, ctx)
         session, context, bound = ctx
-        if bound is None:
-            result = super().decompress(output, context)
-        elif isinstance(context, Unchanged):
-            shape = context.destination.shape
-            result = super().decompress(output[:-1].reshape(shape), context)
-            session.note_participation(float(output[-1]) > bound)
-        else:
-            result = super().decompress(output, context)
-            session.note_participation(float(output[0]) > bound)
+        is_followed_by_probe = bound is not None and isinstance(context, Unchanged)
+        reduced = output[:-1].reshape(context.destination.shape) if is_followed_by_probe else output
+        result = super().decompress(reduced, context)
+        if bound is not None:
+            session.note_participation(float(output[-1 if is_followed_by_probe else 0]) > bound)
         session.note_delivery()
         return result
 
@@ -279,7 +278,7 @@ class Auto(Compressor):
         """Return the optimizer's tuning session, after beginning the gradient's step."""
         session = self.session_of(call.optimizer)
         if session is None:
-            session = TuningSession(self, min(call.names), self._elements(call))
+            session = TuningSession(self, call.label, self._elements(call))
             vars(call.optimizer).setdefault(_SESSIONS, {})[self] = session
         session.arrive(call, tensor)
         return session
@@ -361,11 +360,6 @@ class _Choice(NamedTuple):
 
     method: str
     workers: int
-
-    def with_present_name(self, version: int) -> _Choice:
-        """Return the choice with the present name of its method."""
-        present = former_names.present(self.method, version, self.workers)
-        return self if present is None else self._replace(method=present)
 
 
 def _from_max_error(max_error: Any, max_nmse: Any) -> Any:

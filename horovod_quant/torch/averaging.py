@@ -136,14 +136,11 @@ class Averager:
         self._has_nccl = _has_nccl(group)
         self._is_first = dist.get_rank(group) == 0
         self._memories: dict[torch.device, Memory] = {}
-        self._steps: dict[str, int] = {}
-        self._first_step = 0
         self._traffic = TrafficCounter()
         self.uncounted: set[str] = set()
         self.resume(compression)
-        self._is_nccl = (
-            self.memory(device).takes_tensors and device.type == "cuda"
-        )  # raises for impossible kernels
+        # `memory` raises for impossible kernels.
+        self._is_nccl = self.memory(device).takes_tensors and device.type == "cuda"
         backend = "nccl" if self._is_nccl else "gloo"
         # NCCL's collectives of Python objects use the current device.
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
@@ -213,24 +210,22 @@ class Averager:
                 scheme.for_workers(workers),
                 indices,
                 [self._gradient(members[index]) for index in indices],
-                [self._counter(members[index], 0.0) for index in indices],
+                [self._counter(members[index], is_compressed=True) for index in indices],
                 [hooked for index in indices if (hooked := members[index].hooked) is not None],
             )
             for scheme, indices in by_scheme.items()
             if scheme is not None
         ]
-        counted = [self._counter(members[index], self._ring_bytes(members[index])) for index in rest]
+        counted = [self._counter(members[index], is_compressed=False) for index in rest]
         return Bucket(groups, rest, counted)
 
     def _gradient(self, member: Member) -> Gradient:
         return Gradient(None, RngKey(self._seed, member.name + member.suffix))  # type: ignore[arg-type]
 
-    def _counter(self, member: Member, sent: float) -> Repeated:
-        return self._traffic.repeated(member.name, self._ring_bytes(member), sent)
-
-    def _ring_bytes(self, member: Member) -> float:
+    def _counter(self, member: Member, is_compressed: bool) -> Repeated:
         elements = member.elements if member.counted is None else member.counted
-        return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
+        float32_bytes = ring_allreduce_bytes(4 * elements, self.groups.workers.size)
+        return self._traffic.repeated(member.name, float32_bytes, 0.0 if is_compressed else float32_bytes)
 
     def count(self, bucket: Bucket) -> None:
         """Count one reduction of each gradient of a bucket.

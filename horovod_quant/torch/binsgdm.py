@@ -192,11 +192,11 @@ class _StateView:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._stored: optim.StoredState | None = None
+        self._stored: BinaryState | None = None
         self._addresses = (0, 0)
         self._state: Any = None
 
-    def of(self, stored: optim.StoredState) -> BinaryState:
+    def of(self, stored: BinaryState) -> BinaryState:
         before, addresses = self._stored, (stored.momentum.data_ptr(), stored.scale.data_ptr())
         if (
             before is None

@@ -71,12 +71,12 @@ class OptimizerCall:
         return tensor.device if len(devices) == 1 else torch.device("cpu")
 
     @property
-    def names(self) -> list[str]:
-        """Horovod's names of the gradients that it reduces for this optimizer.
+    def label(self) -> str:
+        """Alphabetically first of Horovod's names of the optimizer's gradients.
 
         Horovod may have further names, on one worker alone or for another optimizer.
         """
-        return [name for name, _ in self.expected()]
+        return min(name for name, _ in self.expected())
 
     def expected(self) -> list[tuple[str, torch.Tensor]]:
         """Return names and parameters of the gradients reduced in each step.
@@ -90,17 +90,10 @@ class OptimizerCall:
         # Some scripts empty _requires_update, so that Horovod does not wait for gradients that never come.
         return [(names[p], p) for p in named if (p in reduced if reduced else p.requires_grad)]
 
-    def is_under_way(self) -> Callable[[], bool]:
-        """Return a function that returns whether the optimizer has operations under way."""
-        optimizer = self._optimizer
-        return lambda: any(
-            handle is not None
-            for handle, _ in getattr(optimizer(), "_handles", {None: (True, None)}).values()
-        )
-
-    def gathers(self) -> bool:
-        """Return whether Horovod gathers sparse gradients."""
-        return not getattr(self.optimizer, "sparse_as_dense", False)
+    def is_under_way(self) -> bool:
+        """True if the optimizer has operations under way."""
+        handles = getattr(self.optimizer, "_handles", {None: (True, None)})
+        return any(handle is not None for handle, _ in handles.values())
 
 
 class DirectCall:
@@ -108,15 +101,15 @@ class DirectCall:
 
     Args:
         name: the gradient's name.
-        of: the name of the operation, which may be for several gradients.
+        label: the name of the operation, which may be for several gradients.
         op: the reduction; None if the caller is unknown.
         process_set: the process set that reduces.
         grouped: see `OptimizerCall`.
     """
 
-    def __init__(self, name: str, of: str, op: Any, process_set: Any, grouped: bool = False) -> None:
+    def __init__(self, name: str, label: str, op: Any, process_set: Any, grouped: bool = False) -> None:
         self.name = name
-        self.of = of
+        self.label = label
         self.op = op
         self.process_set = process_set
         self.grouped = grouped
@@ -130,10 +123,6 @@ class DirectCall:
 
     def device(self, tensor: torch.Tensor) -> torch.device:
         return tensor.device
-
-    @property
-    def names(self) -> list[str]:
-        return [self.of]
 
 
 Call = Union[OptimizerCall, DirectCall]

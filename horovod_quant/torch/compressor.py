@@ -277,12 +277,13 @@ class Compressor(BaseCompressor):
         An optimizer's buckets live as long as it does. A direct call that compresses nothing has none.
         """
         if isinstance(call, DirectCall):
-            self._direct.remember(call.of, self._forget)
+            by_process_set = self._direct.used(call.label, self._forget)
             if scheme is None:
                 return None
-            return self._direct.get(
-                call.of, call.process_set, lambda: self._new_buckets(call, tensor, policy)
-            )
+            number = call.process_set.process_set_id
+            if number not in by_process_set:
+                by_process_set[number] = self._new_buckets(call, tensor, policy)
+            return by_process_set[number]
         buckets = vars(call.optimizer).setdefault("_horovod_quant_buckets", {})
         if policy not in buckets:
             buckets[policy] = self._new_buckets(call, tensor, policy, **self._expectations(call, policy))
@@ -294,7 +295,7 @@ class Compressor(BaseCompressor):
             functools.partial(self._nodes, call.process_set),
             memories.choose(self._kernels, call.device(tensor), policy.schemes),
             self._traffic,
-            min(call.names),
+            call.label,
             self._arguments(),
             self.group_bytes,
             **expectations,
@@ -304,22 +305,21 @@ class Compressor(BaseCompressor):
         """Arguments of `Buckets` that are known before an optimizer's first step."""
         named = self._named(call)
         parameters = dict(named)
-        gathers = call.gathers()
+        gathers = not getattr(call.optimizer, "sparse_as_dense", False)
 
         def is_sparse(name: str) -> bool:
             gradient = parameters[name].grad
             return gathers and gradient is not None and gradient.is_sparse
 
-        schemes = [(name, p, policy.scheme_for(name, p.numel())) for name, p in reversed(named)]
         return {
             "overlap": self.overlap,
             "expected": [
                 Member(name, scheme, p.numel() * p.element_size())
-                for name, p, scheme in schemes
-                if scheme is not None
+                for name, p in reversed(named)
+                if (scheme := policy.scheme_for(name, p.numel())) is not None
             ],
             "operations": len(named),
-            "is_under_way": call.is_under_way(),
+            "is_under_way": call.is_under_way,
             "is_sparse": is_sparse,
         }
 

@@ -22,19 +22,8 @@ from horovod_quant.frontends.binsgdm import (
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.schemes.base import require_int
+from horovod_quant.schemes.base import BinaryState, require_int
 from horovod_quant.torch.uncompiled import compiling, uncompiled
-
-
-class StoredState(NamedTuple):
-    """A parameter's state for a reduction.
-
-    It has float32 tensors to update in place, and their decay.
-    """
-
-    momentum: torch.Tensor
-    scale: torch.Tensor
-    beta: float
 
 
 class _Update(NamedTuple):
@@ -201,7 +190,7 @@ class BinSGDM(torch.optim.Optimizer):
         start: int,
         stop: int,
         add: Callable[[torch.Tensor, str], Any] | None = None,
-    ) -> StoredState:
+    ) -> BinaryState:
         """Return the state of a range of elements for a reduction.
 
         The reduction updates it. From then on this worker stores the state of these elements only.
@@ -232,7 +221,7 @@ class BinSGDM(torch.optim.Optimizer):
         if not is_kept:
             raise RuntimeError(SPREAD)
         beta = self.param_groups[self._group_index[id(parameter)]]["beta"]
-        return StoredState(state["momentum"], state["scale"], beta)
+        return BinaryState(state["momentum"], state["scale"], beta)
 
     def clip_norm_of(self, parameter: torch.Tensor) -> float | None:
         """Return the ``clip_norm`` of the parameter's group."""

@@ -131,7 +131,7 @@ def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers,
         raise ValueError(
             "hierarchical: some nodes have more workers than others; start the same number on every node"
         )
-    node, local_rank = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
+    node, local_rank = sorted(set(first_ranks)).index(first_ranks[rank]), local.Get_rank()
     workers = Workers(node * local.Get_size() + local_rank, size, local_size=local.Get_size())
     return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(local_rank, node)}
 
@@ -170,9 +170,8 @@ def _reduce(comm: Any, request: CustomAllreduce):
     does not split it.
     """
     size, rank = comm.Get_size(), comm.Get_rank()
-    header = np.zeros(
-        2 + 2 * size, np.int32
-    )  # low, high; for a merge at middle m, its low and high at 2 + 2 m
+    # Low and high; for a merge at middle m, its low and high at 2 + 2 m.
+    header = np.zeros(2 + 2 * size, np.int32)
     header[:2] = rank, rank + 1
     message = np.concatenate([header.view(np.uint8), request.array.view(np.uint8)])
     header_bytes = header.nbytes

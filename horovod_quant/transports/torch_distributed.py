@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from horovod_quant.kernels.layout import split
 from horovod_quant.schemes.base import (
     ALL,
     CROSS,
@@ -27,7 +28,6 @@ from horovod_quant.schemes.base import (
     Request,
     Workers,
     require_whole_nodes,
-    split_points,
     split_ragged,
 )
 
@@ -102,16 +102,14 @@ class Connection:
         """
         if self.size == 1:
             return [tensor]
-        at = split_points(splits)
-        pieces = [tensor[at[i] : at[i + 1]] for i in range(self.size)]
-        return self._exchange(pieces, [splits[self.rank]] * self.size)
+        return self._exchange(split(tensor, splits), [splits[self.rank]] * self.size)
 
     def _exchange(self, pieces: Sequence[torch.Tensor], lengths: Sequence[int]) -> list[torch.Tensor]:
         """Return the piece that each worker sends to this one."""
         size, rank = self.size, self.rank
-        at = split_points([0 if i == rank else length for i, length in enumerate(lengths)])
-        whole = pieces[rank].new_empty(at[-1])
-        received = [whole[at[i] : at[i + 1]] for i in range(size)]
+        received_sizes = [0 if i == rank else length for i, length in enumerate(lengths)]
+        whole = pieces[rank].new_empty(sum(received_sizes))
+        received = split(whole, received_sizes)
         received[rank] = pieces[rank]
         self._tag = (self._tag + 1) % 2**30
         if self._is_gloo:
@@ -129,7 +127,6 @@ class Connection:
         else:
             sent = torch.cat([piece[:0] if i == rank else piece for i, piece in enumerate(pieces)])
             sizes = [0 if i == rank else len(piece) for i, piece in enumerate(pieces)]
-            received_sizes = [len(part) if i != rank else 0 for i, part in enumerate(received)]
             self._group.alltoall_base(whole, sent, received_sizes, sizes, dist.AllToAllOptions()).wait()
         return received
 

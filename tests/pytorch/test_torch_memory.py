@@ -19,7 +19,6 @@ from horovod_quant.kernels.segments import Batch
 from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState
 from horovod_quant.torch import binsgdm, memory
-from horovod_quant.torch.optim import StoredState
 
 CPU = torch.device("cpu")
 
@@ -179,7 +178,7 @@ def test_a_state_is_seen_where_it_is() -> None:
     def seen(
         momentum: torch.Tensor = momentum, scale: torch.Tensor = scale, beta: float = 0.5
     ) -> BinaryState:
-        return view.of(StoredState(momentum, scale, beta))
+        return view.of(BinaryState(momentum, scale, beta))
 
     def numbers(state: BinaryState) -> tuple[list[float], list[float], float]:
         return as_array(state.momentum).tolist(), as_array(state.scale).tolist(), state.beta
