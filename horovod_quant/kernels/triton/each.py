@@ -27,7 +27,7 @@ from horovod_quant.kernels.segment_offsets import (
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, batch, run_call
+from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, batch
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
     before,
@@ -68,9 +68,7 @@ class CodeSegments(SegmentKernels):
                 bucket_norms(codec.norm, table, bucket_size, norms, norms_at)
             else:
                 check_offsets("norms", norms_at, counts, len(out))
-                sums = bucket_norms(codec.norm, table, bucket_size)
-                found = torch.empty(len(sums), dtype=torch.float32, device=sums.device)
-                run_call(lambda: found.copy_(sums.sqrt()), sums.device)
+                found = arrays.norms_of_square_sums(bucket_norms(codec.norm, table, bucket_size))
                 sources = found.data_ptr() + _BYTES * before(counts)
                 copy_words(sources, columns["norms"], counts, (found, out))
             launch_groups(table, table.groups, (encode, bucket_size, bits),

@@ -168,9 +168,6 @@ class Launch:
         self._jobs, self._rows = list(jobs), list(rows)
         self._read, self._written = Ranges(), Ranges()
 
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
-
     def is_of(self, launcher: Call, constants: Mapping[str, Any], device: torch.device) -> bool:
         return self.launcher is launcher and self.constants == constants and self.device == device
 
@@ -322,13 +319,11 @@ class Kernel:
         self._launcher = Launcher(function, self.options)
         _kernels.append(self)
 
-    def __call__(self, jobs: Launch | Sequence[Job], constants: Mapping[str, Any]) -> None:
+    def __call__(self, jobs: Launch, constants: Mapping[str, Any]) -> None:
         variants = getattr(_open, "variants", None)
         if variants is not None:
             variants[Variant(self, tuple(constants.items()))] = None
             return
-        if not isinstance(jobs, Launch):
-            jobs = Launch(self, constants, jobs[0].device, jobs)
         if jobs.uploaded is not None:
             self._launch(jobs, constants, *jobs.uploaded)
             return
