@@ -35,7 +35,7 @@ with pytest.MonkeyPatch.context() as at_import:
     interpret(at_import)
     pytest.importorskip("triton")
     from horovod_quant.kernels import triton as kernels
-    from horovod_quant.kernels.triton import each, launching, table
+    from horovod_quant.kernels.triton import compiling, each, launching, table
     from horovod_quant.kernels.triton.jobs import Rows, layout_of
     from horovod_quant.kernels.triton.ranges import Ranges
     from horovod_quant.kernels.triton.table import SegmentTable
@@ -152,7 +152,7 @@ def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch:
     launched, launch = set(), launching.Kernel._launch
 
     def noted(kernel: Any, jobs: Any, constants: Any, *uploaded: Any) -> None:
-        launched.add(launching.Variant(kernel, tuple(constants.items())))
+        launched.add((kernel, tuple(constants.items())))
         launch(kernel, jobs, constants, *uploaded)
 
     monkeypatch.setattr(launching.Kernel, "_launch", noted)
@@ -167,7 +167,7 @@ def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch:
             for i, (tensor, state) in enumerate(zip(tensors, own_states))
         ]
         workers = Workers(rank, len(groups), local_size=local_size)
-        rehearsed |= {*launching.variants_of(partial(memory.rehearse, scheme, gradients, workers))}
+        rehearsed |= compiling.variants_of(partial(memory.rehearse, scheme, gradients, workers))
         suite.assert_all_same_bits(arrays, list(map(BACKEND.numpy, tensors)), name)
     assert not launched
     exchanged(BACKEND, name)

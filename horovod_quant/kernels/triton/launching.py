@@ -14,7 +14,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -60,47 +60,27 @@ def run(launcher: Call, job: Job, **constants: Any) -> None:
         current.add(launcher, job, constants)
 
 
-def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]:
-    """Record the kernels, jobs and constants of ``call`` without running them."""
-    found: list[tuple[Any, Job, Mapping[str, Any]]] = []
-    _open.captured = found
+def capture(call: Callable[[], Any]) -> list[tuple[Kernel, Any, Mapping[str, Any]]]:
+    """Record the kernels that a call in this thread would launch.
+
+    Each with its job, or None for rows, and constants. Only PyTorch's own run.
+    """
+    found: list[tuple[Kernel, Any, Mapping[str, Any]]] = []
+    outer, _open.captured = getattr(_open, "captured", None), found
     try:
         call()
     finally:
-        _open.captured = None
+        _open.captured = outer
     return found
-
-
-class Variant(NamedTuple):
-    """A kernel with constants: what Triton compiles.
-
-    Attributes:
-        kernel: the kernel.
-        constants: pairs of names and values.
-    """
-
-    kernel: Kernel
-    constants: tuple[tuple[str, Any], ...]
-
-
-def variants_of(call: Callable[[], Any]) -> list[Variant]:
-    """Return the kernels that a call in this thread would launch.
-
-    Only PyTorch's own run.
-    """
-    found: dict[Variant, None] = {}
-    outer = getattr(_open, "batch", None)
-    _open.variants, _open.batch = found, None
-    try:
-        call()
-    finally:
-        _open.variants, _open.batch = None, outer
-    return list(found)
 
 
 def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
     """Launch rows, as `run` launches a job."""
     if not rows.layout.total:
+        return
+    captured = getattr(_open, "captured", None)
+    if captured is not None:
+        captured.append((launcher, None, constants))
         return
     current = getattr(_open, "batch", None)
     if current is None:
@@ -264,11 +244,6 @@ def launch_all(launches: Sequence[Launch]) -> None:
     """Launch in order, with one upload of all tables on a device."""
     if not launches:
         return
-    if getattr(_open, "variants", None) is not None:
-        for each in launches:
-            if not each.is_barrier:
-                each()
-        return
     device = launches[0].device
     collected = [each for each in launches if isinstance(each.launcher, Kernel) and each.device == device]
     uploaded = None
@@ -320,10 +295,6 @@ class Kernel:
         _kernels.append(self)
 
     def __call__(self, jobs: Launch, constants: Mapping[str, Any]) -> None:
-        variants = getattr(_open, "variants", None)
-        if variants is not None:
-            variants[Variant(self, tuple(constants.items()))] = None
-            return
         if jobs.uploaded is not None:
             self._launch(jobs, constants, *jobs.uploaded)
             return
