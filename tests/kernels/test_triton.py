@@ -149,13 +149,13 @@ def test_whole_exchanges(name: str) -> None:
 
 @pytest.mark.parametrize("name", by_default(FEW_EXCHANGES, ON_DEVICES))
 def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched, launch = set(), launching.Kernel._launch
+    launched, launch = set(), launching.Kernel.__call__
 
-    def noted(kernel: Any, jobs: Any, constants: Any, *uploaded: Any) -> None:
+    def noted(kernel: Any, jobs: Any, constants: Any) -> None:
         launched.add((kernel, tuple(constants.items())))
-        launch(kernel, jobs, constants, *uploaded)
+        launch(kernel, jobs, constants)
 
-    monkeypatch.setattr(launching.Kernel, "_launch", noted)
+    monkeypatch.setattr(launching.Kernel, "__call__", noted)
     scheme, local_size, groups, states = setting_of(name)
     memory, rehearsed = DeviceMemory(DEVICE, takes_tensors=True), set()
     for rank, (own, own_states) in enumerate(zip(groups, states)):

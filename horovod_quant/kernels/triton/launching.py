@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
@@ -34,14 +35,11 @@ OPTIONS = {"enable_fp_fusion": False}
 
 MAX_ELEMENTS = 2**31 - 1
 
-Call = Callable[["Launch", Mapping[str, Any]], None]
-"""Function that launches jobs with the same constants."""
 
-
-def run(launcher: Call, job: Job, **constants: Any) -> None:
+def run(kernel: Kernel, job: Job, **constants: Any) -> None:
     """Launch a job, in a batch together with others of its kind.
 
-    Jobs of a kind have the same launcher and constants.
+    Jobs of a kind have the same kernel and constants.
     """
     if not job.elements:
         return
@@ -51,13 +49,13 @@ def run(launcher: Call, job: Job, **constants: Any) -> None:
         )
     captured = getattr(_open, "captured", None)
     if captured is not None:
-        captured.append((launcher, job, constants))
+        captured.append((kernel, job, constants))
         return
     current = getattr(_open, "batch", None)
     if current is None:
-        launch_all([Launch(launcher, constants, job.device, [job])])
+        launch_all([Launch(kernel, constants, job.device, [job])])
     else:
-        current.add(launcher, job, constants)
+        current.add(kernel, job, constants)
 
 
 def capture(call: Callable[[], Any]) -> list[tuple[Kernel, Any, Mapping[str, Any]]]:
@@ -74,19 +72,19 @@ def capture(call: Callable[[], Any]) -> list[tuple[Kernel, Any, Mapping[str, Any
     return found
 
 
-def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
+def run_rows(kernel: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
     """Launch rows, as `run` launches a job."""
     if not rows.layout.total:
         return
     captured = getattr(_open, "captured", None)
     if captured is not None:
-        captured.append((launcher, None, constants))
+        captured.append((kernel, None, constants))
         return
     current = getattr(_open, "batch", None)
     if current is None:
-        launch_all([Launch(launcher, constants, rows.device, rows=[rows])])
+        launch_all([Launch(kernel, constants, rows.device, rows=[rows])])
     else:
-        current.add_rows(launcher, rows, constants)
+        current.add_rows(kernel, rows, constants)
 
 
 def run_call(call: Callable[[], Any], device: torch.device) -> None:
@@ -126,15 +124,15 @@ _open = threading.local()
 
 
 class Launch:
-    """Independent jobs: a sequence of single ones, or rows.
+    """Independent jobs (single ones, or rows), or a call of PyTorch.
 
     Attributes:
-        uploaded: the table and its number, if it is already on the device.
+        uploaded: the tables on the device, and the number of the jobs' one.
     """
 
     def __init__(
         self,
-        launcher: Call,
+        launcher: Callable[[Launch, Mapping[str, Any]], None],
         constants: Mapping[str, Any],
         device: torch.device,
         jobs: Sequence[Job] = (),
@@ -143,13 +141,13 @@ class Launch:
         self.launcher = launcher
         self.constants = constants
         self.device = device
-        self.uploaded: tuple[staging.Uploaded, int] | None = None
-        self.is_barrier = False
+        self.uploaded: Any = None
+        self.is_barrier = not isinstance(launcher, Kernel)
         self._jobs, self._rows = list(jobs), list(rows)
         self._read, self._written = Ranges(), Ranges()
 
-    def is_of(self, launcher: Call, constants: Mapping[str, Any], device: torch.device) -> bool:
-        return self.launcher is launcher and self.constants == constants and self.device == device
+    def is_of(self, kernel: Kernel, constants: Mapping[str, Any], device: torch.device) -> bool:
+        return self.launcher is kernel and self.constants == constants and self.device == device
 
     def takes_jobs(self) -> bool:
         return not self._rows
@@ -200,7 +198,7 @@ class _Batch:
     def __init__(self) -> None:
         self._launches: list[Launch] = []
 
-    def add(self, launcher: Call, job: Job, constants: Mapping[str, Any]) -> None:
+    def add(self, kernel: Kernel, job: Job, constants: Mapping[str, Any]) -> None:
         """Add a job to the first launch after all its dependences."""
         ranges, earliest, launches = job.ranges(), 0, self._launches
         for number in range(len(launches) - 1, -1, -1):
@@ -210,25 +208,23 @@ class _Batch:
                 break
         device = job.device
         for launch in launches[earliest:]:
-            if launch.is_of(launcher, constants, device) and launch.takes_jobs():
+            if launch.is_of(kernel, constants, device) and launch.takes_jobs():
                 break
         else:
-            launch = Launch(launcher, constants, device)
+            launch = Launch(kernel, constants, device)
             launches.append(launch)
         launch.add(job, ranges)
 
-    def add_rows(self, launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
+    def add_rows(self, kernel: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
         """Add rows to the last launch, or after it."""
         last = self._launches[-1] if self._launches else None
-        if last is None or not (last.is_of(launcher, constants, rows.device) and last.takes_rows(rows)):
-            last = Launch(launcher, constants, rows.device)
+        if last is None or not (last.is_of(kernel, constants, rows.device) and last.takes_rows(rows)):
+            last = Launch(kernel, constants, rows.device)
             self._launches.append(last)
         last.add_rows(rows)
 
     def add_call(self, call: Callable[[], Any], device: torch.device) -> None:
-        found = Launch(lambda jobs, constants: call(), {}, device)
-        found.is_barrier = True
-        self._launches.append(found)
+        self._launches.append(Launch(lambda jobs, constants: call(), {}, device))
 
     def concerns(self, tensor: torch.Tensor) -> bool:
         low = tensor.data_ptr()
@@ -241,23 +237,22 @@ class _Batch:
 
 
 def launch_all(launches: Sequence[Launch]) -> None:
-    """Launch in order, with one upload of all tables on a device."""
-    if not launches:
-        return
-    device = launches[0].device
-    collected = [each for each in launches if isinstance(each.launcher, Kernel) and each.device == device]
-    uploaded = None
-    with on(device):
-        if collected:
-            uploaded = staging.upload([each.table() for each in collected], device, stream_of(device))
-            for number, each in enumerate(collected):
-                each.uploaded = (uploaded, number)
-        try:
-            for each in launches:
-                each()
-        finally:
-            if uploaded is not None:
-                uploaded.release()
+    """Launch in order, with one upload for successive launches on a device."""
+    for device, group in itertools.groupby(launches, lambda each: each.device):
+        successive = list(group)
+        collected = [each for each in successive if not each.is_barrier]
+        uploaded = None
+        with on(device):
+            if collected:
+                uploaded = staging.upload([each.table() for each in collected], device, stream_of(device))
+                for number, each in enumerate(collected):
+                    each.uploaded = (uploaded, number)
+            try:
+                for each in successive:
+                    each()
+            finally:
+                if uploaded is not None:
+                    uploaded.release()
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------------
@@ -295,21 +290,8 @@ class Kernel:
         _kernels.append(self)
 
     def __call__(self, jobs: Launch, constants: Mapping[str, Any]) -> None:
-        if jobs.uploaded is not None:
-            self._launch(jobs, constants, *jobs.uploaded)
-            return
-        with on(jobs.device):
-            uploaded = staging.upload([jobs.table()], jobs.device, stream_of(jobs.device))
-            try:
-                self._launch(jobs, constants, uploaded, 0)
-            finally:
-                uploaded.release()
-
-    def _launch(
-        self, jobs: Launch, constants: Mapping[str, Any], uploaded: staging.Uploaded, number: int
-    ) -> None:
         """Launch on the current device, which has the table."""
-        device = jobs.device
+        (uploaded, number), device = jobs.uploaded, jobs.device
         stream = stream_of(device)
         owners = _owners(jobs.programs(), device, stream)
         if device.type != "cuda":
