@@ -3,9 +3,6 @@
 A Triton tensor has one row of each tile, as in `encoding`: a word is loaded once, and its codes become rows.
 """
 
-# mypy: disable-error-code="assignment"
-# Tuples of tensors grow in unrolled loops.
-
 import triton
 import triton.language as tl
 

@@ -1,8 +1,5 @@
 """EDEN's decoding kernel: levels, transforms, signs, and the workers' sum."""
 
-# mypy: disable-error-code="assignment"
-# Tuples of tensors grow in unrolled loops.
-
 import triton
 import triton.language as tl
 

@@ -4,9 +4,6 @@
 to its codes and its scale.
 """
 
-# mypy: disable-error-code="assignment"
-# Tuples of tensors grow in unrolled loops.
-
 import triton
 import triton.language as tl
 
