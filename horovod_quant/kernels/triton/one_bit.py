@@ -33,6 +33,7 @@ from horovod_quant.kernels.triton.elements import (
     read,
     write,
 )
+from horovod_quant.kernels.triton.tiles import rows_offsets, tiles_offsets
 
 _TINY = tl.constexpr(2.0**-126)
 _STEP = tl.constexpr(2.0**-23)
@@ -57,7 +58,7 @@ def _binarize(
     row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
 ):
     first = block * (TILES * TILE)
-    offsets = _tiles_offsets(TILES)
+    offsets = tiles_offsets(TILES) + rows_offsets()
     inside = below(offsets, left, WHOLE)
     gradient = read(float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first, offsets, inside, KIND)
     momentum_at = float_pointer(tl.load(row + MOMENTUM), "float32", ALIGNED) + first
@@ -200,13 +201,6 @@ def pack_flags(table, owners, WORDS: tl.constexpr):
     words = tl.sum(bits << number[None, :], axis=1)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * WORDS
     tl.store(target + word, words, mask=word * 32 < left)
-
-
-@triton.jit
-def _tiles_offsets(TILES: tl.constexpr):
-    """Return the offsets of a program's elements by tile, row and lane."""
-    tile = tl.arange(0, TILES)[:, None, None] * TILE
-    return tile + tl.arange(0, 32)[None, :, None] * ROW + tl.arange(0, ROW)[None, None, :]
 
 
 @triton.jit
