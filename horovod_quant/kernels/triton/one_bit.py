@@ -80,10 +80,14 @@ def _binarize(
         tl.float32
     ) * _STEP
     width = tl.where(scale >= _TINY, scale, 1.0)
-    _store_bits((draw * width < momentum) & inside, row, block, left, TILES, WHOLE)
-    flags = tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block * TILES
+    bits = ((draw * width < momentum) & inside).to(tl.int32)
+    words = tl.sum(bits << tl.arange(0, 32)[None, :, None], axis=1)
     tile = tl.arange(0, TILES)
-    tl.store(flags + tile, (largest >= INF_BITS).to(tl.int8), mask=below(tile * TILE, left, WHOLE))
+    used = below(tile * TILE, left, WHOLE)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * (TILES * ROW)
+    tl.store(target + (tile[:, None] * ROW + tl.arange(0, ROW)[None, :]), words, mask=used[:, None])
+    flags = tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block * TILES
+    tl.store(flags + tile, (largest >= INF_BITS).to(tl.int8), mask=used)
 
 
 @triton.jit
@@ -201,13 +205,3 @@ def pack_flags(table, owners, WORDS: tl.constexpr):
     words = tl.sum(bits << number[None, :], axis=1)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * WORDS
     tl.store(target + word, words, mask=word * 32 < left)
-
-
-@triton.jit
-def _store_bits(bits, row, block, left, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """Pack a bit per element, by tile, row and lane."""
-    words = tl.sum(bits.to(tl.int32) << tl.arange(0, 32)[None, :, None], axis=1)
-    tile = tl.arange(0, TILES)
-    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * (TILES * ROW)
-    used = below(tile * TILE, left, WHOLE)
-    tl.store(target + (tile[:, None] * ROW + tl.arange(0, ROW)[None, :]), words, mask=used[:, None])
