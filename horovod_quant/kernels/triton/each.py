@@ -8,7 +8,7 @@ array next to them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from horovod_quant.kernels.checks import check_bucket_size
 from horovod_quant.kernels.formats import CodeFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, split_points, sum_words
 from horovod_quant.kernels.segment_offsets import (
     check_offsets,
     code_offsets,
@@ -26,7 +26,7 @@ from horovod_quant.kernels.segment_offsets import (
 )
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, functions
-from horovod_quant.kernels.triton.arguments import float_entry, typed
+from horovod_quant.kernels.triton.arguments import current_device, float_entry, typed
 from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, batch
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
@@ -46,7 +46,19 @@ _VECTOR = 15
 
 
 class CodeSegments(SegmentKernels):
-    """Methods for norms and codes, for sums, and for single bits."""
+    """Methods for temporary results, norms and codes, sums, and single bits."""
+
+    def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+        # Each begins at a multiple of 16 bytes, for vector loads.
+        at = split_points([ceil_div(length, ROW) * ROW for length in lengths])
+        memory = torch.empty(at[-1], dtype=torch.float32, device=current_device())
+        return [memory[start : start + length] for start, length in zip(at, lengths)]
+
+    def decode_sources(
+        self, outs: Sequence[Any], sources: Sequence[Any], decode: Callable[..., Any]
+    ) -> Sequence[Any]:
+        with batch():
+            return super().decode_sources(outs, sources, decode)
 
     def encode_codes(self, codec: CodeFormat, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
         codec.check()
