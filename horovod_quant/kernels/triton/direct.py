@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-try:
-    from triton import knobs
-except ImportError:  # an older Triton
-    knobs = None
+from triton import knobs
 
 _ALIGNMENT = 16  # alignment that Triton assumes in a kernel compiled for such addresses
 
@@ -85,8 +81,6 @@ class Launcher:
 
 def _is_usual(addresses: tuple[int, int]) -> bool:
     """True for aligned addresses, without a profiler's hook for launches."""
-    if knobs is None:
-        return False
     runtime = knobs.runtime
     return not (
         addresses[0] % _ALIGNMENT
