@@ -96,9 +96,6 @@ class DeviceMemory(Memory):
             before = BufferView(kind, tensor.numel(), self.flat)
         return before.at(tensor.data_ptr(), tensor, tensor.untyped_storage())
 
-    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return type(taken) is BufferView
-
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Launch each kernel once for all tensors of a group.

@@ -100,7 +100,7 @@ class Memory:
 
         ``taken`` is the return value of `taken`.
         """
-        raise NotImplementedError
+        return type(taken) is BufferView or self.is_plain(tensor)
 
     def destination_of(self, tensor: torch.Tensor, taken: Any) -> Destination:
         """Return the tensor as a destination.
@@ -226,9 +226,6 @@ class HostMemory(Memory):
             return self.flat(tensor)
         # The view keeps the storage: a script may replace it (``tensor.data = ...``) before the kernels have run.
         return before.at(address, tensor, tensor.untyped_storage())
-
-    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return type(taken) is BufferView or self.is_plain(tensor)
 
     def decodes_early(self, destinations: Sequence[Destination]) -> bool:
         """True if all destinations are contiguous and in host memory."""
