@@ -102,11 +102,7 @@ class DeviceMemory(Memory):
 
         It runs after what `catch_up` and `wait_for` ordered before.
         """
-        if self._streams is None:
-            with self.kernels.batch():
-                yield
-            return
-        with torch.cuda.stream(self._streams.own), self.kernels.batch():
+        with self._on_stream(), self.kernels.batch():
             yield
 
     def hand_over(self, *results: Any) -> None:
@@ -191,9 +187,7 @@ class DeviceMemory(Memory):
                 answer = self._back((yield request._replace(array=copying.array())), uploaded)
 
     def settle(self, tensors: Sequence[torch.Tensor]) -> None:
-        from horovod_quant.kernels.triton import launching
-
-        launching.settle(tensors)
+        self.kernels.launching.settle(tensors)
 
     def _on_stream(self) -> Any:
         return contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.own)
@@ -212,13 +206,11 @@ class DeviceMemory(Memory):
 
         Append pairs (device tensor, host array) to ``uploaded``.
         """
-        from horovod_quant.kernels.triton.launching import on_device
-
         if isinstance(answer, list):
             return [self._back(array, uploaded) for array in answer]
         with self._on_stream():
             array = np.ascontiguousarray(answer)
-            tensor = on_device(array, self.device)
+            tensor = self.kernels.launching.on_device(array, self.device)
         uploaded.append((tensor, array))
         return tensor
 
@@ -300,11 +292,8 @@ def _of_one(exchange: Exchange) -> Exchange:
 
     With one worker, no read from the GPU is necessary.
     """
-    return _with_count((yield from exchange), 1)
-
-
-def _with_count(decoded: Decoded, active: int) -> Decoded:
-    decoded.active = active
+    decoded = yield from exchange
+    decoded.active = 1
     return decoded
 
 
@@ -320,5 +309,6 @@ def _with_known_count(decoded: Decoded, uploaded: Sequence[tuple[torch.Tensor, n
     for tensor, array in uploaded:
         offset = address - tensor.data_ptr()
         if 0 <= offset < array.nbytes and active.dtype == tensor.dtype:
-            return _with_count(decoded, int(array.reshape(-1)[offset // array.itemsize]))
+            decoded.active = int(array.reshape(-1)[offset // array.itemsize])
+            break
     return decoded
