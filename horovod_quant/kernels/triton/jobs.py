@@ -114,11 +114,7 @@ class Rows:
 
     def meets(self, other: Rows) -> bool:
         """True if the order of the two matters."""
-        return (
-            _overlap(self.written, other.written)
-            or _overlap(self.written, other.read)
-            or _overlap(self.read, other.written)
-        )
+        return _overlap(self.written, [*other.written, *other.read]) or _overlap(self.read, other.written)
 
     def table(self) -> np.ndarray:
         rows = self.layout.rows.copy()
