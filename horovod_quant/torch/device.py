@@ -83,17 +83,14 @@ class DeviceMemory(Memory):
 
         It is a view if the gradient is contiguous and on this device.
         """
-        streams = self._streams
-        kind = BUFFER_VIEW_TYPES.get(tensor.dtype)
-        if kind is None or not self.is_plain(tensor):
-            taken: torch.Tensor | BufferView = self.flat(tensor)
-            if streams is not None:
-                streams.reads(taken)
-            return taken
-        if streams is not None:
-            streams.reads(tensor)
+        is_viewed = tensor.dtype in BUFFER_VIEW_TYPES and self.is_plain(tensor)
+        source = tensor if is_viewed else self.flat(tensor)
+        if self._streams is not None:
+            self._streams.reads(source)
+        if not is_viewed:
+            return source
         if type(before) is not BufferView:
-            before = BufferView(kind, tensor.numel(), self.flat)
+            before = BufferView(BUFFER_VIEW_TYPES[tensor.dtype], tensor.numel(), self.flat)
         return before.at(tensor.data_ptr(), tensor, tensor.untyped_storage())
 
     @contextlib.contextmanager
