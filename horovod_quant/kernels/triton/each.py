@@ -27,7 +27,7 @@ from horovod_quant.kernels.segment_offsets import (
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import current_device, float_entry, typed
-from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, batch
+from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
     before,
@@ -96,7 +96,6 @@ class CodeSegments(SegmentKernels):
         if not payloads:
             raise ValueError("no payloads to decode")
         table, workers = SegmentTable(outs, "out"), len(payloads)
-        _check_table(table)
         norms_at, words_at = code_offsets(tuple(at), table.elements, bucket_size)
         check_offsets("words", words_at, table.words(code_words, bits), min(map(len, payloads)))
         check_offsets("norms", norms_at, table.counts(bucket_size), min(map(len, payloads)))
@@ -125,7 +124,6 @@ class CodeSegments(SegmentKernels):
         codec.check()
         bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
         table = table_of_values(segments)
-        _check_table(table)
         if len(norms) != total_buckets(table, bucket_size):
             raise ValueError(f"norms: {len(norms)} norms for {total_buckets(table, bucket_size)} buckets")
         words = table.words(sum_words, width)
@@ -152,7 +150,6 @@ class CodeSegments(SegmentKernels):
         codec.check()
         bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
         table, words, norms = table_of(outs, sums.table), sums.words, sums.norms
-        _check_table(table)
         norms_at, words_at = (np.array(at, np.int64)[list(tensors)] for at in codec.offsets(sums.elements))
         check_offsets("words", words_at, table.words(sum_words, width), len(words))
         check_offsets("norms", norms_at, table.counts(bucket_size), len(norms))
@@ -274,7 +271,6 @@ def bucket_norms(
     if norm != "max":
         function, dtype = functions.bucket_square_sums, torch.float64
     check_bucket_size(bucket_size)
-    _check_table(table)
     if out is None:
         out = torch.empty(total_buckets(table, bucket_size), dtype=dtype, device=table.device)
     counts = table.counts(bucket_size)
@@ -309,13 +305,6 @@ def keys_and_starts(segments: Batch, rounder: Rounder, count: int) -> dict[str, 
     keys = keys_of_batch(segments, rounder)
     columns = {name: keys[:, i] for i, name in enumerate(Key._fields)}
     return {**columns, "start": starts_of_batch(segments, count)}
-
-
-def _check_table(table: SegmentTable) -> None:
-    if max(table.elements, default=0) > MAX_ELEMENTS:
-        raise ValueError(
-            f"a tensor of {max(table.elements)} elements; the Triton kernels take {MAX_ELEMENTS} at most"
-        )
 
 
 def _state(arrays: Sequence[Any], gradients: SegmentTable, name: str) -> SegmentTable:

@@ -14,7 +14,7 @@ from horovod_quant.kernels.segment_offsets import counts_of, lengths_of
 from horovod_quant.kernels.segments import Batch
 from horovod_quant.kernels.triton.arguments import KINDS, current_device
 from horovod_quant.kernels.triton.jobs import Rows, layout_of
-from horovod_quant.kernels.triton.launching import INTERPRETED, Kernel, capture, run_rows
+from horovod_quant.kernels.triton.launching import INTERPRETED, MAX_ELEMENTS, Kernel, capture, run_rows
 
 _KINDS_OF_SPANS = {
     np.dtype(np.float32): "float32",
@@ -71,6 +71,9 @@ class SegmentTable:
             self.elements = tuple([each.numel() for each in plain])
         self.addresses = np.array(addresses, np.int64)
         self.lengths = np.array(self.elements, np.int64)
+        most = self.lengths.max(initial=0)
+        if most > MAX_ELEMENTS:
+            raise ValueError(f"a tensor of {most} elements; the Triton kernels take {MAX_ELEMENTS} at most")
         self.aligned_groups = self._filled(_groups(kinds, self.addresses & _VECTOR))
         self.groups = self.aligned_groups
         if len(self.groups) > 1:
