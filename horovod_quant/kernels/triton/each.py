@@ -37,7 +37,6 @@ from horovod_quant.kernels.triton.table import (
     steps_of,
     table_of,
     table_of_values,
-    total_buckets,
 )
 
 _KEY = Key(1, 2)
@@ -124,14 +123,13 @@ class CodeSegments(SegmentKernels):
         codec.check()
         bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
         table = table_of_values(segments)
-        if len(norms) != total_buckets(table, bucket_size):
-            raise ValueError(f"norms: {len(norms)} norms for {total_buckets(table, bucket_size)} buckets")
-        words = table.words(sum_words, width)
+        counts, words = table.counts(bucket_size), table.words(sum_words, width)
+        if len(norms) != counts.sum():
+            raise ValueError(f"norms: {len(norms)} norms for {counts.sum()} buckets")
         out = torch.empty(int(words.sum()) + 1, dtype=torch.int32, device=table.device)
-        norms_at = before(table.counts(bucket_size))
         columns = {
             "source": table.addresses,
-            "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
+            "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * before(counts),
             "target": out.data_ptr() + _BYTES * before(words),
             **keys_and_starts(segments, rounder, len(table)),
         }
@@ -271,9 +269,9 @@ def bucket_norms(
     if norm != "max":
         function, dtype = functions.bucket_square_sums, torch.float64
     check_bucket_size(bucket_size)
-    if out is None:
-        out = torch.empty(total_buckets(table, bucket_size), dtype=dtype, device=table.device)
     counts = table.counts(bucket_size)
+    if out is None:
+        out = torch.empty(int(counts.sum()), dtype=dtype, device=table.device)
     at = before(counts) if at is None else at
     check_offsets("norms", at, counts, len(out))
     columns = {"source": table.addresses, "target": out.data_ptr() + out.element_size() * at}

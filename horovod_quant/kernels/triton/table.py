@@ -157,10 +157,6 @@ def before(counts: np.ndarray) -> np.ndarray:
     return np.cumsum(counts) - counts
 
 
-def total_buckets(table: SegmentTable, bucket_size: int) -> int:
-    return int(table.counts(bucket_size).sum())
-
-
 _steps: dict[Any, list[Step]] = {}
 
 
