@@ -243,18 +243,15 @@ def launch_all(launches: Sequence[Launch]) -> None:
     for device, group in itertools.groupby(launches, lambda each: each.device):
         successive = list(group)
         collected = [each for each in successive if not each.is_barrier]
-        uploaded = None
         with on(device):
-            if collected:
-                uploaded = staging.upload([each.table() for each in collected], device, stream_of(device))
-                for number, each in enumerate(collected):
-                    each.uploaded = (uploaded, number)
+            uploaded = staging.upload([each.table() for each in collected], device, stream_of(device))
+            for number, each in enumerate(collected):
+                each.uploaded = (uploaded, number)
             try:
                 for each in successive:
                     each()
             finally:
-                if uploaded is not None:
-                    uploaded.release()
+                uploaded.release()
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------------
