@@ -32,8 +32,6 @@ EARLY_ENDS = "HOROVOD_ENABLE_ASYNC_COMPLETION"
 
 _NO_CONTEXT = contextlib.nullcontext()
 
-_TENSOR_BITS = {torch.bfloat16: torch.int16}
-
 BUFFER_VIEW_TYPES = {
     torch.float16: np.float16,
     torch.bfloat16: np.uint16,
@@ -206,8 +204,8 @@ class HostMemory(Memory):
         detached = tensor.detach() if tensor.requires_grad else tensor
         if not self.is_plain(detached):
             detached = detached.cpu().contiguous()
-        if detached.dtype in _TENSOR_BITS:
-            return detached.view(_TENSOR_BITS[detached.dtype]).numpy().view(np.uint16).reshape(-1)
+        if detached.dtype == torch.bfloat16:
+            return detached.view(torch.int16).numpy().view(np.uint16).reshape(-1)
         array = detached.numpy()
         return array if array.ndim == 1 else array.reshape(-1)
 
