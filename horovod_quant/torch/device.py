@@ -13,6 +13,7 @@ import torch
 
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import BufferView, as_array
+from horovod_quant.reductions.requests import drive
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -146,18 +147,10 @@ class DeviceMemory(Memory):
 
         Only for `compile_kernels_of`: kernels would update the states.
         """
-        reduction = scheme.begin(gradients, workers, self.kernels)
-        answer: Any = None
-        while True:
-            try:
-                with self.working():
-                    request: Any = reduction.send(answer)
-            except StopIteration as stop:
-                decoded: Decoded = stop.value
-                break
-            answer = _zeros_for(request, workers)
-        outs = [_like(as_array(gradient.buffer)) for gradient in gradients]
         with self.working():
+            reduction = scheme.begin(gradients, workers, self.kernels)
+            decoded: Decoded = drive(reduction, lambda request: _zeros_for(request, workers))
+            outs = [_like(as_array(gradient.buffer)) for gradient in gradients]
             decoded.decode(range(len(outs)), 1.0, outs)
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
