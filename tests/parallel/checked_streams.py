@@ -237,8 +237,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _launched(kernel: Any, jobs: Any, constants: Any) -> None:
-    ranges = [each for job in jobs._jobs for each in job.ranges()]
-    for rows in jobs._rows:
+    ranges = [each for job in jobs.jobs for each in job.ranges()]
+    for rows in jobs.rows:
         for pairs, writes in ((rows.read, False), (rows.written, True)):
             for lows, highs in pairs:
                 both = zip(

@@ -129,6 +129,7 @@ class Launch:
     """Independent jobs (single ones, or rows), or a call of PyTorch.
 
     Attributes:
+        jobs, rows: what it launches: one of the two is empty.
         uploaded: the tables on the device, and the number of the jobs' one.
     """
 
@@ -145,25 +146,19 @@ class Launch:
         self.device = device
         self.uploaded: Any = None
         self.is_barrier = not isinstance(launcher, Kernel)
-        self._jobs, self._rows = list(jobs), list(rows)
+        self.jobs, self.rows = list(jobs), list(rows)
         self._read, self._written = Ranges(), Ranges()
 
     def is_of(self, kernel: Kernel, constants: Mapping[str, Any], device: torch.device) -> bool:
         return self.launcher is kernel and self.constants == constants and self.device == device
 
-    def takes_jobs(self) -> bool:
-        return not self._rows
-
     def takes_rows(self, rows: Rows) -> bool:
-        return not self._jobs and not any(rows.meets(one) for one in self._rows)
+        return not self.jobs and not any(rows.meets(one) for one in self.rows)
 
     def add(self, job: Job, ranges: Sequence[tuple[int, int, bool]]) -> None:
-        self._jobs.append(job)
+        self.jobs.append(job)
         for low, high, written in ranges:
             (self._written if written else self._read).add(low, high)
-
-    def add_rows(self, rows: Rows) -> None:
-        self._rows.append(rows)
 
     def concerns(self, low: int, high: int, written: bool) -> bool:
         """True if an access to these addresses must keep its order.
@@ -172,28 +167,25 @@ class Launch:
         """
         return bool(
             self.is_barrier
-            or self._rows
+            or self.rows
             or self._written.meets(low, high)
             or (written and self._read.meets(low, high))
         )
 
     def programs(self) -> tuple[int, ...]:
         """Return the number of programs of each tensor."""
-        if len(self._rows) == 1:
-            return self._rows[0].layout.programs
+        if len(self.rows) == 1:
+            return self.rows[0].layout.programs
         return tuple(
-            [count for rows in self._rows for count in rows.layout.programs]
-            or [job.programs for job in self._jobs]
+            [count for rows in self.rows for count in rows.layout.programs]
+            or [job.programs for job in self.jobs]
         )
 
     def table(self) -> np.ndarray:
-        if not self._rows:
-            return table_of(self._jobs)
-        tables = [rows.table() for rows in self._rows]
-        return joined(tables, list(map(len, self._rows)), [rows.layout.total for rows in self._rows])
-
-    def __call__(self) -> None:
-        self.launcher(self, self.constants)
+        if not self.rows:
+            return table_of(self.jobs)
+        tables = [rows.table() for rows in self.rows]
+        return joined(tables, list(map(len, self.rows)), [rows.layout.total for rows in self.rows])
 
 
 class _Batch:
@@ -210,7 +202,7 @@ class _Batch:
                 break
         device = job.device
         for launch in launches[earliest:]:
-            if launch.is_of(kernel, constants, device) and launch.takes_jobs():
+            if launch.is_of(kernel, constants, device) and not launch.rows:
                 break
         else:
             launch = Launch(kernel, constants, device)
@@ -223,7 +215,7 @@ class _Batch:
         if last is None or not (last.is_of(kernel, constants, rows.device) and last.takes_rows(rows)):
             last = Launch(kernel, constants, rows.device)
             self._launches.append(last)
-        last.add_rows(rows)
+        last.rows.append(rows)
 
     def add_call(self, call: Callable[[], Any], device: torch.device) -> None:
         self._launches.append(Launch(lambda jobs, constants: call(), {}, device))
@@ -249,7 +241,7 @@ def launch_all(launches: Sequence[Launch]) -> None:
                 each.uploaded = (uploaded, number)
             try:
                 for each in successive:
-                    each()
+                    each.launcher(each, each.constants)
             finally:
                 uploaded.release()
 
