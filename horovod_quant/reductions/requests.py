@@ -130,6 +130,17 @@ def ragged_payload(*body: np.ndarray) -> np.ndarray:
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
+def drive(reduction: Generator[Request, Any, Any], answer: Callable[[Any], Any]) -> Any:
+    """Answer a reduction's requests with ``answer(request)``; return its result."""
+    reply: Any = None
+    while True:
+        try:
+            request = reduction.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        reply = answer(request)
+
+
 def map_requests(
     exchange: Generator[Request, Any, Any], answer: Callable[[Any], Generator[Request, Any, Any]]
 ) -> Generator[Request, Any, Any]:

@@ -16,6 +16,7 @@ from horovod_quant.frontends import step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
+from horovod_quant.reductions.requests import drive
 from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.binsgdm import HookedParameter
@@ -296,16 +297,12 @@ class Averager:
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
         """Run a scheme's collectives, and count the bytes sent."""
-        requests = memory.resumed(exchange, False)
-        answer: Any = None
-        while True:
-            try:
-                request: Any = requests.send(answer)
-            except StopIteration as stop:
-                decoded: Decoded = stop.value
-                break
+
+        def answer(request: Any) -> Any:
             # A copy to the host is waited for by the request that follows it.
-            answer = None if isinstance(request, Copying) else self._perform(request, names, memory)
+            return None if isinstance(request, Copying) else self._perform(request, names, memory)
+
+        decoded: Decoded = drive(memory.resumed(exchange, False), answer)
         for name, buckets in zip(names, decoded.exchanged_again):
             self._traffic.count_again(name, buckets)
         return decoded

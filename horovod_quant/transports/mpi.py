@@ -12,6 +12,7 @@ import numpy as np
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.kernels.keys import RngKey
+from horovod_quant.reductions.requests import drive
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import (
     ALL,
@@ -98,14 +99,7 @@ def run(
     scheme = scheme.for_workers(workers)
     exchange = scheme.begin(members, workers, kernel_backends.get(kernels))
     merges: list[Merge] = []
-    answer = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as stop:
-            result = stop.value
-            break
-        answer = _perform(communicators[request.group], request, merges)
+    result = drive(exchange, lambda request: _perform(communicators[request.group], request, merges))
     for group in (LOCAL, CROSS):  # a collective call, in the same order on every rank
         if group in communicators:
             communicators[group].Free()

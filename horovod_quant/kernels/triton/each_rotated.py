@@ -22,10 +22,10 @@ from horovod_quant.kernels.segment_offsets import (
     rotated_offsets,
     starts_of_batch,
 )
-from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
+from horovod_quant.kernels.segments import Batch, Rounder
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import copy_words
+from horovod_quant.kernels.triton.each import CodeSegments, copy_words
 from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
@@ -49,8 +49,11 @@ class StepWords(NamedTuple):
     payload: torch.Tensor
 
 
-class RotatedSegments(SegmentKernels):
-    """Methods for rotated codes."""
+class TritonSegments(CodeSegments):
+    """Kernels for many segments in a few launches and one upload.
+
+    `CodeSegments` has the other methods than those for rotated codes.
+    """
 
     def encode_rotated(
         self, codec: RotatedFormat, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
