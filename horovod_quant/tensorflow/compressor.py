@@ -51,7 +51,7 @@ from horovod_quant.tensorflow.member import Member, StoredState
 from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.tensorflow.state import Ledger, owning_graph
-from horovod_quant.tensorflow.traced import TracedExchange
+from horovod_quant.tensorflow.traced import traced_reduction
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "tensorflow"]
@@ -456,7 +456,7 @@ class Compressor(BaseCompressor):
             # If other workers let Horovod reduce a tensor, because theirs is small, the control tensor is an error on
             # all workers, while the reduction's collectives would wait indefinitely.
             with tf.control_dependencies([control_tensor] if call.variable is None else []):
-                result = self._exchange(own, call).build()
+                result = self._reduction(own, call)
             where.update({position: (result, i) for i, position in enumerate(positions)})
 
         def result_of(position: int, output: tf.Tensor) -> tf.Tensor:
@@ -465,19 +465,21 @@ class Compressor(BaseCompressor):
 
         return result_of
 
-    def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
+    def _reduction(self, members: list[Member], call: HorovodCall) -> Callable[[int, tf.Tensor], tf.Tensor]:
         scope = self._scope(call, members[0].tensor)
         if scope.nodes is not None:
             members = self._with_parts(members, scope.nodes)
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
-            return CallbackExchange(members, kernels, scope, self._enter, self._traffic, self._state_memory)
+            return CallbackExchange(
+                members, kernels, scope, self._enter, self._traffic, self._state_memory
+            ).build()
         ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
         for member, ledger in zip(members, ledgers):
             control_bytes = (1 + SIGNS) * _control_dtype(member.tensor).size
             ledger.bytes_sent = ring_allreduce_bytes(control_bytes, call.process_set.size())
-        return TracedExchange(members, scope, ledgers)
+        return traced_reduction(members, scope, ledgers)
 
     def _scope(self, call: HorovodCall, tensor: tf.Tensor) -> Scope:
         """Return the scope of collectives in which workers compare arguments."""
