@@ -110,13 +110,11 @@ class BinaryUpdate:
 
         It passes this number from a reduction to its update.
         """
-
-        def make() -> None:
-            # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
-            self._largest[index] = uncollected_variable(tf.zeros([]), "horovod_quant_largest")
-
         if index not in self._largest:
-            outside_of_traces(make)
+            # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
+            self._largest[index] = outside_of_traces(
+                lambda: uncollected_variable(tf.zeros([]), "horovod_quant_largest")
+            )
         return self._largest[index]
 
     def keep_part(self, state: StoredState, start: int, stop: int, process_set: Any) -> StoredState:

@@ -29,14 +29,13 @@ class StatePart:
     def __init__(self, variable: tf.Variable, start: int, stop: int) -> None:
         self.variable, self.start, self.stop = variable, start, stop
         self.shape = tf.TensorShape([stop - start])
-        self.share: tf.Variable
-        outside_of_traces(self._make)
+        self.share = outside_of_traces(self._make)
         self._refuse_to_be_saved()
 
-    def _make(self) -> None:
+    def _make(self) -> tf.Variable:
         # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
         with tf.device(self.variable.device):
-            self.share = uncollected_variable(tf.zeros(self.shape), "horovod_quant_share")
+            return uncollected_variable(tf.zeros(self.shape), "horovod_quant_share")
 
     def _refuse_to_be_saved(self) -> None:
         """Make checkpoints fail, which would save an empty variable.
