@@ -31,7 +31,7 @@ from horovod_quant.analysis.network import (
     float32_allreduce,
     link_bytes,
 )
-from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
+from horovod_quant.analysis.work import Call, Work, resolved, work_of
 from horovod_quant.frontends.methods import FP16 as FP16
 from horovod_quant.frontends.methods import NONE as NONE
 from horovod_quant.reductions.agreement import SIGNS
@@ -271,7 +271,7 @@ def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work
     MPI sums integers by two alltoalls, and Gloo sums what two workers gather.
     """
     workers = workers_of(scheme, network)
-    work = cached_work_of(scheme, tuple(lengths), workers.size, workers.local_size)
+    work = work_of(scheme, tuple(lengths), workers.size, workers.local_size)
     stages: list[tuple[list[Call], Request]] = []
     for calls, request in work.stages:
         if network.controller == MPI and _is_split(request, lengths, workers):
