@@ -6,6 +6,7 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -34,7 +35,7 @@ from horovod_quant.tensorflow.collectives import (
     scope_of,
     worker_count,
 )
-from horovod_quant.tensorflow.groups import Group, cut
+from horovod_quant.tensorflow.groups import Group, Results, cut
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
     DuplicateCursor,
@@ -419,7 +420,7 @@ class Compressor(BaseCompressor):
             call.step if state is None else state.step,
         )
         group = self._group(call)
-        position = group.add(member, call)
+        position = group.add(member)
         numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
         return numbers, _Compressed(group, position, tensor, state, self._comparison(tensor, name, call))
 
@@ -441,29 +442,22 @@ class Compressor(BaseCompressor):
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
-            return Group((), self._build)
-        if self._open is None or self._open.siblings is not call.siblings:
-            self._open = Group(call.siblings, self._build)
+            return Group(call, self._build)
+        if self._open is None or self._open.call.siblings is not call.siblings:
+            self._open = Group(call, self._build)
         return self._open
 
-    def _build(
-        self, members: list[Member], call: HorovodCall, control_tensor: tf.Tensor
-    ) -> Callable[[int, tf.Tensor], tf.Tensor]:
+    def _build(self, members: list[Member], call: HorovodCall, control_tensor: tf.Tensor) -> Results:
         """Create the reductions of gradients that Horovod groups."""
-        where: dict[int, tuple[Callable, int]] = {}
+        results: Results = {}
         for positions in cut(members, self.group_bytes):
             own = [members[position] for position in positions]
             # If other workers let Horovod reduce a tensor, because theirs is small, the control tensor is an error on
             # all workers, while the reduction's collectives would wait indefinitely.
             with tf.control_dependencies([control_tensor] if call.variable is None else []):
                 result = self._reduction(own, call)
-            where.update({position: (result, i) for i, position in enumerate(positions)})
-
-        def result_of(position: int, output: tf.Tensor) -> tf.Tensor:
-            result, i = where[position]
-            return result(i, output)
-
-        return result_of
+            results.update({position: partial(result, i) for i, position in enumerate(positions)})
+        return results
 
     def _reduction(self, members: list[Member], call: HorovodCall) -> Callable[[int, tf.Tensor], tf.Tensor]:
         scope = self._scope(call, members[0].tensor)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Callable
 
 import tensorflow as tf
 
@@ -11,28 +11,29 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.member import Member
 
+Results = dict[int, Callable[[tf.Tensor], tf.Tensor]]
+"""Functions from a member's control tensor to its result, by its position."""
+
 
 class Group:
     """Gradients that Horovod groups, reduced together once all are known."""
 
     def __init__(
-        self, siblings: Sequence[Any], build: Callable[[list[Member], HorovodCall, tf.Tensor], Callable]
+        self, call: HorovodCall, build: Callable[[list[Member], HorovodCall, tf.Tensor], Results]
     ) -> None:
-        self.siblings = siblings
+        self.call = call  # of the first member
         self.members: list[Member] = []
-        self._calls: list[HorovodCall] = []
         self._build = build
-        self._result: Callable[[int, tf.Tensor], tf.Tensor] | None = None
+        self._results: Results | None = None
 
-    def add(self, member: Member, call: HorovodCall) -> int:
+    def add(self, member: Member) -> int:
         self.members.append(member)
-        self._calls.append(call)
         return len(self.members) - 1
 
     def result(self, position: int, output: tf.Tensor) -> tf.Tensor:
-        if self._result is None:
-            self._result = self._build(self.members, self._calls[0], output)
-        return self._result(position, output)
+        if self._results is None:
+            self._results = self._build(self.members, self.call, output)
+        return self._results[position](output)
 
 
 def cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
