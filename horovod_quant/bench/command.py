@@ -108,10 +108,6 @@ class Run:
         """Return the tables to print."""
         return [report.table(self.setting, results), report.caption(self.setting, results)]
 
-    def advice(self, results: list[dict[str, Any]]) -> choosing.Chosen | None:
-        """Return the recommendation from the results."""
-        return choosing.choose(self.variants, results) if results else None
-
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def main(self) -> int:
@@ -235,12 +231,12 @@ class Run:
             return 0
         self.setting["interrupted"] = False
         results, plan, status = self.results(), self.plan, 0
-        chosen = self.advice(results)
+        chosen = choosing.choose(self.variants, results)
         if chosen is not None:
             self.setting["recommended"], self.setting["code"] = chosen.method, chosen.code
         for argument, path, write in (
             ("--json", plan.json, report.write_json),
-            ("", "", self._print),
+            ("", "", lambda path, setting, found: self._print(found, chosen)),
             ("--plot", plan.plot, report.plot),
         ):
             try:
@@ -254,13 +250,12 @@ class Run:
                 status = 1
         return status
 
-    def _print(self, _: str, setting: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    def _print(self, results: list[dict[str, Any]], chosen: choosing.Chosen | None) -> None:
         console = report.console()
         for table in self.tables(results):
             console.print(table)
-        chosen = self.advice(results)
         if chosen is not None:
-            console.print(*choosing.lines(chosen, setting["framework"]), sep="\n", soft_wrap=True)
+            console.print(*choosing.lines(chosen, self.plan.framework), sep="\n", soft_wrap=True)
         sys.stdout.flush()
 
     def _say(self, text: str) -> None:
