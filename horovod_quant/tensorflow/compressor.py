@@ -244,9 +244,10 @@ class Compressor(BaseCompressor):
         name = self._name(call)
         self._check(call, name, tensor)
         elements = _shape(call, tensor).num_elements()
+        size = 2**62 if elements is None else elements
         if self.policy.is_off:
-            tensor = self._after_comparison(tensor, name, call)
-        scheme = self.policy.scheme_for(name, 2**62 if elements is None else elements)
+            tensor = self._after_comparison(tensor, self.policy.scheme_unless_off(name, size), call)
+        scheme = self.policy.scheme_for(name, size)
         self._remember(call, name, elements if self._is_traced(tensor, scheme) else None)
         if scheme is None:
             return self._pass_through(tensor, name, call)
@@ -348,18 +349,16 @@ class Compressor(BaseCompressor):
             stacklevel=2,
         )
 
-    def _after_comparison(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
+    def _after_comparison(self, tensor: tf.Tensor, scheme: Scheme | None, call: HorovodCall) -> tf.Tensor:
         """Return a gradient after the active-rank query of the others.
 
         In graphs, workers where compression is not switched off would wait for this worker in that query, before
         Horovod compares any shapes.
         """
-        elements = _shape(call, tensor).num_elements()
-        scheme = self.policy.scheme_unless_off(name, 2**62 if elements is None else elements)
         if scheme is None or call.variable is None:
             return tensor
         scope = self._scope(call, tensor)._replace(is_off=True)
-        resolved = scheme.for_workers(Workers(0, 1) if is_elastic() else scope.workers())
+        resolved = scheme.for_workers(self._deciding(scope.workers()))
         flat = after_active_rank_query(resolved.collectives, scope, tf.reshape(tensor, [-1]))
         return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
 
