@@ -17,8 +17,8 @@ from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.collectives import is_elastic
 from horovod_quant.tensorflow.compressor import Compressor
+from horovod_quant.tensorflow.groups import Member, StoredState
 from horovod_quant.tensorflow.horovod_call import HorovodCall
-from horovod_quant.tensorflow.member import Member, StoredState
 
 
 class BinSGDMCompressor(Compressor):

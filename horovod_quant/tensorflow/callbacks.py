@@ -34,7 +34,7 @@ from horovod_quant.schemes.base import (
     split_gathered,
 )
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
-from horovod_quant.tensorflow.member import Member
+from horovod_quant.tensorflow.groups import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.transports.pairwise_via_allreduce import (
     collectives_of_pairwise,

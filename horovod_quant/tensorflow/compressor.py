@@ -35,7 +35,7 @@ from horovod_quant.tensorflow.collectives import (
     scope_of,
     worker_count,
 )
-from horovod_quant.tensorflow.groups import Group, Results, cut
+from horovod_quant.tensorflow.groups import Group, Member, Results, StoredState, cut
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
     DuplicateCursor,
@@ -48,7 +48,6 @@ from horovod_quant.tensorflow.horovod_call import (
 )
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.measured import ErrorSampler
-from horovod_quant.tensorflow.member import Member, StoredState
 from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.tensorflow.state import Ledger, owning_graph

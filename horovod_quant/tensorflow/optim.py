@@ -22,9 +22,9 @@ from horovod_quant.frontends.binsgdm import (
 )
 from horovod_quant.kernels import notices
 from horovod_quant.tensorflow import kernels
+from horovod_quant.tensorflow.groups import StoredState
 from horovod_quant.tensorflow.horovod_call import name_of, own_variable
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
-from horovod_quant.tensorflow.member import StoredState
 from horovod_quant.tensorflow.parts import StatePart
 from horovod_quant.tensorflow.state import outside_of_functions, outside_of_traces, uncollected_variable
 

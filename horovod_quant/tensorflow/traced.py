@@ -27,7 +27,7 @@ from horovod_quant.tensorflow.collectives import (
     perform,
     worker_count,
 )
-from horovod_quant.tensorflow.member import Member, StoredState
+from horovod_quant.tensorflow.groups import Member, StoredState
 from horovod_quant.tensorflow.refusal import opaque_false, require
 from horovod_quant.tensorflow.segments import FlatVariable
 from horovod_quant.tensorflow.state import Ledger
