@@ -64,15 +64,14 @@ class Ledger:
         self.bytes_sent = self.float32_bytes = 0.0
         self.variable: tf.Variable
         self._saved: _SavedCount
-        self._read: tf.Tensor | None = None  # created early: TensorFlow 1 graphs may be finalized
+        self._read: tf.Tensor | None
         outside_of_traces(self._make)
-        if owning_graph() is not None:
-            with outside_of_functions():
-                self._read = self._value()
 
     def _make(self) -> None:
         self.variable = uncollected_variable(tf.zeros([], tf.int64), "horovod_quant_exchanges")
         self._saved = _SavedCount(self)
+        # Created early: TensorFlow 1 graphs may be finalized.
+        self._read = None if owning_graph() is None else self._value()
 
     def _value(self) -> tf.Tensor:
         if owning_graph() is None:
