@@ -46,7 +46,7 @@ class Scope(NamedTuple):
         """Return the tensor's name from which Horovod names its operation."""
         return None if self.label is None else f"quant_{self.label}"
 
-    def name(self, stage: int) -> str | None:
+    def name(self, stage: int | str) -> str | None:
         """Return a collective's name, equal on all workers, unique in a graph.
 
         Returns None in eager code.
@@ -176,10 +176,9 @@ def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
 def _perform_query(scope: Scope) -> tf.Tensor:
     import horovod.tensorflow as hvd
 
-    name = None if scope.label is None else f"HorovodAllreduce_quant_present_{scope.label}"
     count = worker_count(scope.process_set)
     total = hvd.allreduce(
-        tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
+        tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=scope.name("present"),
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
     agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [SLOTS, SIGNS]), axis=1)
