@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -60,23 +60,6 @@ MANY_GRADIENTS = 4
 """Minimum number of separately reduced gradients for a warning."""
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-
-
-class Unchanged(NamedTuple):
-    """Context of an uncompressed gradient, perhaps cast for Horovod."""
-
-    dtype: tf.DType
-
-
-class _Compressed(NamedTuple):
-    """Context of a compressed gradient, whose control tensor Horovod reduces."""
-
-    group: Group
-    position: int
-    tensor: tf.Tensor
-    state: StoredState | None
-    compared: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
-    """Function that measures the nmse, from the result and the control tensor."""
 
 
 class Compressor(BaseCompressor):
@@ -259,16 +242,9 @@ class Compressor(BaseCompressor):
 
         Args:
             output: what Horovod reduced.
-            ctx: the context that `compress` returned.
+            ctx: the context that `compress` returned: a function of ``output``, or None.
         """
-        if isinstance(ctx, Unchanged):
-            return tf.cast(output, ctx.dtype)
-        if isinstance(ctx, _Compressed):
-            result = self._delivered(ctx.state, ctx.group.result(ctx.position, output), output)
-            if ctx.compared is not None:
-                result = ctx.compared(result, output)
-            return _without_gradient(result, ctx.tensor)
-        return output
+        return output if ctx is None else ctx(output)
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
@@ -375,7 +351,7 @@ class Compressor(BaseCompressor):
         else:
             sent = self._counted(sent, name, call)
         named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)
-        return named, Unchanged(tensor.dtype)
+        return named, partial(tf.cast, dtype=tensor.dtype)
 
     def _counted(self, sent: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
         """Return ``sent`` with a callback that counts it when the graph runs."""
@@ -420,12 +396,21 @@ class Compressor(BaseCompressor):
         group = self._group(call)
         position = group.add(member)
         numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
-        return numbers, _Compressed(group, position, tensor, state, self._comparison(tensor, name, call))
+        compared = self._comparison(tensor, name, call)
+
+        def finish(output: tf.Tensor) -> tf.Tensor:
+            result = self._delivered(state, group.result(position, output), output)
+            return _without_gradient(result if compared is None else compared(result, output), tensor)
+
+        return numbers, finish
 
     def _comparison(
         self, tensor: tf.Tensor, name: str, call: HorovodCall
     ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None:
-        """Return the function that measures a gradient's nmse, or None."""
+        """Return the function that measures a gradient's nmse, or None.
+
+        Its arguments are the result and the reduced control tensor.
+        """
         if (
             not self._sampler
             or call.variable is None
