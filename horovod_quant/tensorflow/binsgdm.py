@@ -113,13 +113,10 @@ class BinSGDMCompressor(Compressor):
         with tf.control_dependencies([] if stored is None else [stored]):
             return tf.identity(result)
 
-    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        # Also if this worker has a whole tensor: other workers of its node then have nothing of it.
-        return (
-            members if found.workers.local_size == 1 else [self._with_part(each, found) for each in members]
-        )
-
     def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
+        if found.workers.local_size == 1:
+            return member
+        # Also if this worker has a whole tensor: other workers of its node then have nothing of it.
         assert member.state is not None
         elements = member.state.momentum.shape.num_elements()
         scheme = member.scheme.for_workers(found.workers)

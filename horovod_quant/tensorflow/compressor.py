@@ -445,7 +445,7 @@ class Compressor(BaseCompressor):
     def _reduction(self, members: list[Member], call: HorovodCall) -> Callable[[int, tf.Tensor], tf.Tensor]:
         scope = self._scope(call, members[0].tensor)
         if scope.nodes is not None:
-            members = self._with_parts(members, scope.nodes)
+            members = [self._with_part(member, scope.nodes) for member in members]
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
@@ -530,9 +530,9 @@ class Compressor(BaseCompressor):
         """Return the reduced gradient, and update its optimizer's state."""
         return result
 
-    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        """Return the gradients with this worker's part of the state."""
-        return members
+    def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
+        """Return the gradient with this worker's part of the state."""
+        return member
 
 
 def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:
