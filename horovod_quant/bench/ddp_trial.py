@@ -21,7 +21,6 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 START_POWERSGD = 2  # the minimum: DDP rebuilds its buckets after the first step
 
-
 workers = SimpleNamespace(
     init=lambda: dist.init_process_group("gloo"),
     rank=dist.get_rank,
@@ -61,8 +60,7 @@ def bf16_hook(state, bucket):
     )
 
 
-_HOOKS = (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)
-HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, _HOOKS))
+HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)))
 """Hooks by name; a number is PowerSGD's rank."""
 
 
