@@ -110,7 +110,7 @@ class BinSGDMCompressor(Compressor):
         # The first element of the control tensor was 1: now it is Horovod's factor.
         unit = tf.cast(numbers[0], tf.float32)
         stored = state.largest.assign(optim.largest_magnitude(result) / unit, read_value=False)
-        with tf.control_dependencies([] if stored is None else [stored]):
+        with tf.control_dependencies([stored]):
             return tf.identity(result)
 
     def _with_part(self, member: Member, found: nodes.Nodes) -> Member:

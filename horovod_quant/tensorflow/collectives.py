@@ -185,15 +185,12 @@ def _perform_query(scope: Scope) -> tf.Tensor:
     # As `agreement.different`: if the schemes differ, their arguments are not compared.
     compared = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(SLOTS) < len(COMMON)))
     expected = total[0] if scope.is_off else count
+    unequal = [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)]
     checks = [
         require(tf.equal(total[0], expected), [_JOINED], scope.gradient),
-        require(
-            tf.reduce_all(agreed),
-            [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)],
-            scope.gradient,
-        ),
+        require(tf.reduce_all(agreed), unequal, scope.gradient),
     ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
+    with tf.control_dependencies(checks):
         return total[0] - expected
 
 

@@ -502,7 +502,7 @@ def binarize(
         variable.assign(tf.reshape(value, variable.shape), read_value=False)
         for variable, value in zip((momentum, scale), updated)
     ]
-    with tf.control_dependencies([operation for operation in assigned if operation is not None]):
+    with tf.control_dependencies(assigned):
         return tf.identity(words), tf.identity(broken)
 
 

@@ -68,7 +68,7 @@ class StatePart:
     def assign(self, value: tf.Tensor, read_value: bool = False) -> Any:
         """Assign the elements; return the operation, or None in eager code."""
         assigned = self.share.assign(value, read_value=False)
-        with tf.control_dependencies([] if assigned is None else [assigned]):
+        with tf.control_dependencies([assigned]):
             zero = _zero()
             dimensions = tf.fill([zero + max(self.variable.shape.rank, 1)], zero)
             return self._assign_to_whole(tf.fill(dimensions, 0.0))

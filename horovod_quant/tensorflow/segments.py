@@ -82,5 +82,5 @@ class TensorFlowSegments(SegmentKernels):
             variable.assign(tf.reshape(tf.concat(own, 0), variable.shape), read_value=False)
             for variable, own in updated.values()
         ]
-        with tf.control_dependencies([operation for operation in assigned if operation is not None]):
+        with tf.control_dependencies(assigned):
             return tf.identity(kernels.concatenate(parts))

@@ -106,7 +106,7 @@ def _after_assigning(values: tf.Tensor, stored: StoredState) -> tf.Tensor:
     elements of a variable and those that store none need the same inputs.
     """
     assigned = [part.assign(part.read_value(), read_value=False) for part in (stored.momentum, stored.scale)]
-    with tf.control_dependencies([operation for operation in assigned if operation is not None]):
+    with tf.control_dependencies(assigned):
         return tf.identity(values)
 
 
