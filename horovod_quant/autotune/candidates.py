@@ -193,7 +193,7 @@ def bits_sent(scheme: Scheme, workers: Workers) -> float:
 
     These are one worker's; float32 in a ring has ``64 (n - 1) / n``.
     """
-    work = work_of(scheme, [_ELEMENTS], workers.size, workers.local_size)
+    work = work_of(scheme, (_ELEMENTS,), workers.size, workers.local_size)
     sent = sum(sum(sent_bytes(request, workers.size_of(request.group))) for _, request in work.stages)
     return 8 * sent / _ELEMENTS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,37 +21,16 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 START_POWERSGD = 2  # the minimum: DDP rebuilds its buckets after the first step
 
-
-class workers:
-    """Process group that ``torchrun`` has started, with Horovod's interface."""
-
-    @staticmethod
-    def init() -> None:
-        dist.init_process_group("gloo")
-
-    @staticmethod
-    def rank() -> int:
-        return dist.get_rank()
-
-    @staticmethod
-    def size() -> int:
-        return dist.get_world_size()
-
-    @staticmethod
-    def local_rank() -> int:
-        return int(os.environ["LOCAL_RANK"])
-
-    @staticmethod
-    def local_size() -> int:
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-
-    @staticmethod
-    def mpi_enabled() -> bool:
-        return False
-
-    @staticmethod
-    def shutdown() -> None:
-        dist.destroy_process_group()
+workers = SimpleNamespace(
+    init=lambda: dist.init_process_group("gloo"),
+    rank=dist.get_rank,
+    size=dist.get_world_size,
+    local_rank=lambda: int(os.environ["LOCAL_RANK"]),
+    local_size=lambda: int(os.environ["LOCAL_WORLD_SIZE"]),
+    mpi_enabled=lambda: False,
+    shutdown=dist.destroy_process_group,
+)
+"""Process group that ``torchrun`` has started, with Horovod's interface."""
 
 
 def configure() -> None:
@@ -80,8 +60,7 @@ def bf16_hook(state, bucket):
     )
 
 
-_HOOKS = (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)
-HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, _HOOKS))
+HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)))
 """Hooks by name; a number is PowerSGD's rank."""
 
 

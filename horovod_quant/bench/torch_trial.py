@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 import horovod_quant.torch as hvq
-from horovod_quant.analysis.models import elements
 from horovod_quant.bench.torch_model import Gradients, TorchTrial
 from horovod_quant.bench.variants import Options, Variant
 
@@ -52,7 +51,4 @@ class Trial(TorchTrial):
             self._optimizer.synchronize()
 
     def bytes_sent(self) -> float:
-        """Return the counted bytes that this worker has sent in all runs."""
-        if self.variant.ours:
-            return self._compression.stats().total.bytes_sent
-        return self._exchanges * self.variant.plain_bytes(elements(self._gradients.shapes), hvd.size())
+        return self.variant.bytes_sent(self._compression, self._exchanges, self._gradients.shapes, hvd.size())

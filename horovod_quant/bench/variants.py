@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from horovod_quant.analysis.calibration import NOT_MODELLED
+from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.analysis.network import DDP as DDP
 from horovod_quant.frontends.methods import FP16, NONE, Method
 from horovod_quant.transports.traffic import ring_allreduce_bytes
@@ -53,11 +54,13 @@ class Variant(NamedTuple):
             return self.method.compression(hvd, hvq)
         return self.method.compression(hvd, hvq, group_bytes=self.group_bytes, seed=self.seed, **options)
 
-    def plain_bytes(self, elements: int, size: int) -> float:
-        """Return the bytes a worker sends without this package."""
+    def bytes_sent(self, compression: Any, runs: int, shapes: Shapes, size: int) -> float:
+        """Return the counted bytes that a worker has sent in all runs."""
+        if self.ours:
+            return compression.stats().total.bytes_sent
         if self.method is None:
             return 0.0
-        return ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements, size)
+        return runs * ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements(shapes), size)
 
     def refusal(self, size: int) -> str | None:
         """Return why the number of workers is not supported, or None."""

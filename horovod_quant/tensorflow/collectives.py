@@ -46,7 +46,7 @@ class Scope(NamedTuple):
         """Return the tensor's name from which Horovod names its operation."""
         return None if self.label is None else f"quant_{self.label}"
 
-    def name(self, stage: int) -> str | None:
+    def name(self, stage: int | str) -> str | None:
         """Return a collective's name, equal on all workers, unique in a graph.
 
         Returns None in eager code.
@@ -176,25 +176,21 @@ def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
 def _perform_query(scope: Scope) -> tf.Tensor:
     import horovod.tensorflow as hvd
 
-    name = None if scope.label is None else f"HorovodAllreduce_quant_present_{scope.label}"
     count = worker_count(scope.process_set)
     total = hvd.allreduce(
-        tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
+        tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=scope.name("present"),
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
     agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [SLOTS, SIGNS]), axis=1)
     # As `agreement.different`: if the schemes differ, their arguments are not compared.
     compared = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(SLOTS) < len(COMMON)))
     expected = total[0] if scope.is_off else count
+    unequal = [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)]
     checks = [
         require(tf.equal(total[0], expected), [_JOINED], scope.gradient),
-        require(
-            tf.reduce_all(agreed),
-            [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)],
-            scope.gradient,
-        ),
+        require(tf.reduce_all(agreed), unequal, scope.gradient),
     ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
+    with tf.control_dependencies(checks):
         return total[0] - expected
 
 

@@ -175,13 +175,9 @@ def _no_buffer(out: None) -> None:
 
 
 def hash32(start: int, count: int, key: Key) -> tf.Tensor:
-    offset = start * WEYL
-    first = (
-        key.k0 + np.uint32(offset & _MASK32) if tf.is_tensor(key.k0) else np.uint32(key.k0 + offset & _MASK32)
-    )
-    k1 = key.k1 if tf.is_tensor(key.k1) else np.uint32(key.k1)
+    k0, k1 = (each if tf.is_tensor(each) else tf.constant(np.uint32(each)) for each in (key.k0, key.k1))
     index = tf.cast(tf.range(count, dtype=tf.int64), tf.uint32)
-    h = _hashed(index, tf.convert_to_tensor(first), tf.convert_to_tensor(k1))
+    h = _hashed(index, k0 + np.uint32(start * WEYL & _MASK32), k1)
     # Most keys have none of these.
     if key.shift:
         h = tf.bitwise.left_shift(h, np.uint32(key.shift))
@@ -506,7 +502,7 @@ def binarize(
         variable.assign(tf.reshape(value, variable.shape), read_value=False)
         for variable, value in zip((momentum, scale), updated)
     ]
-    with tf.control_dependencies([operation for operation in assigned if operation is not None]):
+    with tf.control_dependencies(assigned):
         return tf.identity(words), tf.identity(broken)
 
 
