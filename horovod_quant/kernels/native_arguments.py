@@ -13,7 +13,6 @@ from horovod_quant.kernels import checks
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW
 from horovod_quant.kernels.native_library import POINTER
 
 KEY = ctypes.c_uint32 * len(Key._fields)
@@ -138,28 +137,11 @@ class SegmentTable:
         self.lengths = np.array(self.elements, np.int64)
         self.data, self.types, self.counts = map(address, (self._data, self._types, self.lengths))
         self.gradients = (self.count, self.data, self.types, self.counts)
-        self._buckets: dict[int, int] = {}
-        self._sum_words: dict[int, int] = {}
 
     def is_of(self, arrays: Sequence[np.ndarray | BufferView]) -> bool:
         """True if it describes exactly these arrays, in writable memory."""
         same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
         return same and all(type(array) is BufferView or array.flags.writeable for array in arrays)
-
-    def buckets(self, bucket_size: int) -> int:
-        found = self._buckets.get(bucket_size)
-        if found is None:
-            checks.check_bucket_size(bucket_size)
-            found = self._buckets[bucket_size] = int((-(-self.lengths // bucket_size)).sum())
-        return found
-
-    def sum_words(self, width: int) -> int:
-        found = self._sum_words.get(width)
-        if found is None:
-            checks.check_range("width", width, 1, 16)
-            rows = -(-self.lengths // ROW)
-            found = self._sum_words[width] = ROW * int((-(-rows // (32 // width))).sum())
-        return found
 
     def check_state_of(self, gradients: SegmentTable) -> None:
         """Raise ValueError unless these are float32 arrays with the gradients' lengths."""
@@ -170,12 +152,6 @@ class SegmentTable:
             raise ValueError(
                 f"{self._name}[{i}] is {found.dtype}{list(found.shape)}; it must be float32[{length}]"
             )
-
-    def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
-        """Return the validated norms of all buckets."""
-        if len(norms) != self.buckets(bucket_size):
-            raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
-        return validated(norms, np.float32, "norms")
 
 
 class Outs:

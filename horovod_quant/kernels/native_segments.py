@@ -12,8 +12,8 @@ import numpy as np
 
 from horovod_quant.kernels.arrays import address, aligned_empty, with_nan_tiles
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.checks import check_range
-from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums
+from horovod_quant.kernels.checks import check_bucket_size, check_range
+from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums, norm_offsets
 from horovod_quant.kernels.keys import ALL_ONES, Key, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, code_words, split
 from horovod_quant.kernels.native_arguments import Outs, SegmentTable, addresses, validated
@@ -136,17 +136,19 @@ class NativeSegments(SegmentKernels):
     def norms(self, norm: str, bucket_size: int, batch: Batch) -> Any:
         maxima, square_sums = ("bucket_maxima_each", np.float32), ("bucket_square_sums_each", np.float64)
         kernel, dtype = maxima if norm == "max" else square_sums
+        check_bucket_size(bucket_size)
         table = _table(batch)
-        out = aligned_empty(table.buckets(bucket_size), dtype)
+        out = aligned_empty(norm_offsets(table.elements, bucket_size)[-1], dtype)
         call(kernel, *table.gradients, bucket_size, address(out))
         return out
 
     def encode_sums(self, codec: SumFormat, batch: Batch, rounder: Rounder, norms: Any) -> Any:
         codec.check()
         table = _table(batch)
-        norms = table.norms(norms, codec.bucket_size)
+        norm_at, word_at = codec.offsets(table.elements)
+        norms = _checked_norms(norms, norm_at[-1])
         keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
-        out = aligned_empty(table.sum_words(codec.width) + 1, np.int32)
+        out = aligned_empty(word_at[-1] + 1, np.int32)
         out[-1] = 1
         call(
             "encode_uniform_sum_each", *table.gradients, address(norms), codec.bucket_size, codec.levels,
@@ -162,10 +164,11 @@ class NativeSegments(SegmentKernels):
         codec.check()
         results = Outs(outs, sums.table)
         table = results.table
-        norms, count = table.norms(sums.norms, codec.bucket_size), table.sum_words(codec.width)
-        if len(sums.words) < count:
+        norm_at, word_at = codec.offsets(table.elements)
+        norms = _checked_norms(sums.norms, norm_at[-1])
+        if len(sums.words) < word_at[-1]:
             raise ValueError(f"words: {len(sums.words)} words cannot hold all digits of {codec.width} bits")
-        words = validated(sums.words[:count], np.int32, "words")
+        words = validated(sums.words[: word_at[-1]], np.int32, "words")
         call(
             "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts,
             codec.bucket_size, codec.levels, codec.width, factor, table.data, table.types,
@@ -247,6 +250,12 @@ def _received(payloads: Sequence[np.ndarray]) -> list[np.ndarray]:
     if not len(payloads):
         raise ValueError("no payloads to decode")
     return [validated(payload, np.int32, "payloads") for payload in payloads]
+
+
+def _checked_norms(norms: np.ndarray, count: int) -> np.ndarray:
+    if len(norms) != count:
+        raise ValueError(f"norms: {len(norms)} norms for {count} buckets")
+    return validated(norms, np.float32, "norms")
 
 
 def _check_codes(table: SegmentTable, codec: CodeFormat, first: np.ndarray, room: int) -> np.ndarray:
