@@ -20,6 +20,7 @@ from horovod_quant.reductions.requests import (
     CROSS,
     LOCAL,
     Allgather,
+    Allreduce,
     Alltoall,
     Collective,
     Request,
@@ -68,7 +69,8 @@ class HierarchicalReduction:
         return BYTES if any(np.dtype(dtype) == BYTES for _, dtype in lengths) else WORDS
 
     def collectives_of(self, workers: Workers) -> tuple[Collective, ...]:
-        inter = [collective._replace(group=CROSS) for collective in self.inter.collectives]
+        among_nodes = self.inter.collectives if workers.nodes > 1 else ()
+        inter = [collective._replace(group=CROSS) for collective in among_nodes]
         last = Collective(Allgather, self.returned(workers), group=LOCAL)
         return (Collective(Alltoall, self.intra.dtype, group=LOCAL), *inter, last)
 
@@ -81,7 +83,8 @@ class HierarchicalReduction:
         )
         pieces = yield from validated(self._to_owners(gradients, ranges, workers, kernels), workers)
         averages = self._averaged(gradients, ranges, pieces, workers, kernels)
-        found = yield from map_requests(self.inter.run(averages, between(workers), kernels), _between_nodes)
+        answer = _between_nodes if workers.nodes > 1 else _sent_back
+        found = yield from map_requests(self.inter.run(averages, between(workers), kernels), answer)
         if self.returned(workers) == FLOAT32:
             return (yield from self._gather_averages(found, ranges, workers, kernels))
         infos = [each.info for each in gradients]
@@ -237,3 +240,9 @@ def between(workers: Workers) -> Workers:
 def _between_nodes(request: Any) -> Any:
     """Return the request for the group CROSS."""
     return (yield request._replace(group=CROSS))
+
+
+def _sent_back(request: Any) -> Any:
+    """Return the collective's result for a single node."""
+    yield from ()
+    return request.array if isinstance(request, Allreduce) else [request.array]
