@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,9 +193,8 @@ def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarr
             shares = _sums(np.square(grid) * inverse[own].reshape(*together, 1))
             taken = np.minimum(pieces.samples, dimensions[own]) * ~counts_as_zero[own]
             numbers = taken.reshape(together).sum(axis=1)
-            share = np.array([_margin(number) for number in numbers.tolist()]) * np.maximum(
-                shares / np.maximum(numbers, 1), LEAST_SHARE
-            )
+            margins = [estimate_margin(number) if number else 1.0 for number in numbers.tolist()]
+            share = np.array(margins) * np.maximum(shares / np.maximum(numbers, 1), LEAST_SHARE)
             share = np.where((norms[own] < np.inf).reshape(together).all(axis=1), share, np.nan)
             share = np.where(share > size, float(size), share)  # Cauchy and Schwarz's
             room = energies[own] / dimensions[own] * np.repeat(share, pieces.buckets // pieces.groups)
@@ -203,11 +202,6 @@ def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarr
         steps = (np.concatenate(found).view(np.uint32) & _STEP_BITS).view(np.float32)
         steps = np.where(steps < np.inf, steps, np.float32(np.nan))
     return np.where(counts_as_zero & ~np.isnan(steps), np.float32(0), steps)
-
-
-@lru_cache(maxsize=256)
-def _margin(samples: int) -> float:
-    return estimate_margin(samples) if samples else 1.0
 
 
 def _sums(grid: np.ndarray) -> np.ndarray:

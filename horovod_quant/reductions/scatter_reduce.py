@@ -39,7 +39,7 @@ class ScatterReduceAllgather:
         return (Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
     def _shards(self, elements: Sequence[int], workers: Workers) -> Shards:
-        return shards_of(elements, workers.size, lcm(self.scatter.align, self.gather.align))
+        return shards_of(tuple(elements), workers.size, lcm(self.scatter.align, self.gather.align))
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         shards = self._shards([gradient.elements for gradient in gradients], workers)

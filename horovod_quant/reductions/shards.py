@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -106,15 +106,7 @@ class Shards(_Segments):
         )
 
 
-def shards_of(elements: Iterable[int], workers: int, align: int) -> Shards:
-    """Return cached `Shards`.
-
-    The groups of every step have tensors of the same lengths.
-    """
-    return _shards_of(tuple(elements), workers, align)
-
-
-_shards_of = lru_cache(maxsize=64)(Shards)
+shards_of = lru_cache(maxsize=64)(Shards)  # the groups of every step have tensors of the same lengths
 
 
 # ---- ranges of a node's workers
