@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovod_quant.kernels.arrays import TILES_AT_A_TIME
+from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.keys import Key, hash32
 from horovod_quant.kernels.layout import ROW, TILE, code_words, tiles
 from horovod_quant.kernels.reference import (
@@ -100,7 +101,7 @@ def encode_rotated(
     Returns:
         The codes, packed (int32 words), and the buckets' scales (float32).
     """
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     words, found = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     for values, first in grids(as_float32(x), start):
         codes, local_scales = _encoded(values, bits, key, first, trellis)
@@ -123,7 +124,7 @@ def decode_rotated(
 
     Inverts `encode_rotated` with the same key, start, trellis.
     """
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     codes = unpack_codes(words, bits, rotated_elements(len(out)))
     units = scales * np.float32(factor)
     check_scales(len(scales), len(out))
@@ -285,8 +286,3 @@ def check_scales(count: int, elements: int) -> None:
 def check_workers(words: Sequence, scales: Sequence, keys: Sequence) -> None:
     if not 0 < len(words) == len(scales) == len(keys):
         raise ValueError(f"{len(words)} workers' words, {len(scales)} workers' scales, {len(keys)} keys")
-
-
-def check_bits(bits: int) -> None:
-    if bits not in LEVELS:
-        raise ValueError(f"bits={bits!r}: use 1 to 4")
