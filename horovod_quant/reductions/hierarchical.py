@@ -81,7 +81,10 @@ class HierarchicalReduction:
             workers.local_size,
             self.unit,
         )
-        pieces = yield from validated(self._to_owners(gradients, ranges, workers, kernels), workers)
+        rounder = Rounder(f"inside {workers.node}", workers.local_rank, workers.local_size)
+        pieces = yield from validated(
+            ranges.alltoall(self.intra, gradients, rounder, kernels, LOCAL), workers
+        )
         averages = self._averaged(gradients, ranges, pieces, workers, kernels)
         answer = _between_nodes if workers.nodes > 1 else _sent_back
         found = yield from map_requests(self.inter.run(averages, between(workers), kernels), answer)
@@ -89,16 +92,6 @@ class HierarchicalReduction:
             return (yield from self._gather_averages(found, ranges, workers, kernels))
         infos = [each.info for each in gradients]
         return (yield from self._gather_received(found, infos, ranges, workers, kernels))
-
-    def _to_owners(
-        self, gradients: Sequence[Gradient], ranges: Ranges, workers: Workers, kernels: Any
-    ) -> Alltoall:
-        rounder = Rounder(f"inside {workers.node}", workers.local_rank, workers.local_size)
-        batch = segments_batch(gradients, ranges.segments, with_values=True)
-        payload = self.intra.encode(kernels, batch, rounder)
-        item_bytes = np.dtype(self.intra.dtype).itemsize
-        sizes = [float(item_bytes * count) for count in ranges.lengths_by_tensor(self.intra)]
-        return Alltoall(payload, ranges.lengths(self.intra), sizes, LOCAL)
 
     def _averaged(
         self,

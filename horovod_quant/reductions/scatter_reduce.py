@@ -43,20 +43,11 @@ class ScatterReduceAllgather:
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         shards = self._shards([gradient.elements for gradient in gradients], workers)
-        received = yield from validated(self._to_reducers(gradients, shards, workers, kernels), workers)
+        rounder = worker_rounder(self.scatter.domain, workers, self.correlated)
+        received = yield from validated(shards.alltoall(self.scatter, gradients, rounder, kernels), workers)
         request = self._to_workers(gradients, shards, received, workers, kernels)
         gathered = yield from validated(request, workers)
         return self.decode_received(gathered, [each.info for each in gradients], workers, kernels)
-
-    def _to_reducers(
-        self, gradients: Sequence[Gradient], shards: Shards, workers: Workers, kernels: Any
-    ) -> Alltoall:
-        batch = segments_batch(gradients, shards.segments, with_values=True)
-        payload = self.scatter.encode(
-            kernels, batch, worker_rounder(self.scatter.domain, workers, self.correlated)
-        )
-        sizes = [4 * length for length in shards.lengths_by_tensor(self.scatter)]
-        return Alltoall(payload, shards.lengths(self.scatter), sizes)
 
     def _to_workers(
         self,

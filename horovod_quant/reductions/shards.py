@@ -5,13 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod_quant.codecs.base import Codec
 from horovod_quant.kernels.layout import ceil_div, split_points
-from horovod_quant.kernels.segments import Segment
+from horovod_quant.kernels.segments import Rounder, Segment
+from horovod_quant.reductions.base import segments_batch
+from horovod_quant.reductions.requests import ALL, Alltoall
+from horovod_quant.reductions.tensors import Gradient
 
 
 class Part(NamedTuple):
@@ -55,6 +58,15 @@ class _Segments:
             for segment in self.segments:
                 found[segment.tensor] += codec.words(segment.elements)
         return self._by_tensor[codec]
+
+    def alltoall(
+        self, codec: Codec, gradients: Sequence[Gradient], rounder: Rounder, kernels: Any, group: str = ALL
+    ) -> Alltoall:
+        """Encode each rank's segments, and return the request that sends them there."""
+        batch = segments_batch(gradients, self.segments, with_values=True)
+        item_bytes = np.dtype(codec.dtype).itemsize
+        sizes = [item_bytes * length for length in self.lengths_by_tensor(codec)]
+        return Alltoall(codec.encode(kernels, batch, rounder), self.lengths(codec), sizes, group)
 
     def parts_of(self, codec: Codec, tensors: Sequence[int]) -> Sequence[Part]:
         """Return the payloads' parts with segments of these tensors, numbered by position."""
