@@ -1,4 +1,4 @@
-"""Groups of gradients that Horovod reduces together, and their division by collectives."""
+"""Groups of gradients that Horovod reduces together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod_quant.schemes.base import Scheme
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.member import Member
 
@@ -33,18 +32,3 @@ class Group:
         if self._result is None:
             self._result = self._build(self.members, self._calls[0], output)
         return self._result(position, output)
-
-
-def cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
-    """Return the indices of members that share collectives."""
-    groups: list[list[int]] = []
-    open_groups: dict[Scheme, tuple[list[int], int]] = {}
-    for position, member in enumerate(members):
-        own = group_bytes if member.bytes is None else member.bytes
-        group, room = open_groups.get(member.scheme, ([], 0))
-        if own > room:
-            group, room = [], group_bytes
-            groups.append(group)
-        group.append(position)
-        open_groups[member.scheme] = (group, room - own)
-    return groups
