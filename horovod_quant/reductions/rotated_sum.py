@@ -14,13 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.codecs.rotated_sum_steps import LEAST_SHARE, SAMPLES, estimate_margin, rotated_sum_step
-from horovod_quant.kernels.arrays import Part
+from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, ceil_div, split_points, sum_words, tiles
 from horovod_quant.kernels.reference import MIN_NORM, as_float32, store_float32
@@ -105,9 +106,9 @@ class RotatedSum(Reduction):
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         bits = self.bits
         counts = [tiles(gradient.elements) for gradient in gradients]
-        known_at = tuple(split_points([_known_count(gradient.elements) for gradient in gradients]))
-        parts = [part for gradient in gradients for part in _known_parts(gradient, kernels)]
-        known = kernels.pack([*parts, (0, np.float64, lambda out: out)])
+        known_parts = [_known_parts(gradient, kernels) for gradient in gradients]
+        known_at = tuple(split_points([sum(length for length, _, _ in parts) for parts in known_parts]))
+        known = kernels.pack([*chain.from_iterable(known_parts), no_part(np.float64)])
         known = yield from validated(Allreduce(known, "sum", bytes_between(known_at, 8)), workers)
         step = rotated_sum_step(bits, workers.size, self.rounding)
         rounder = worker_rounder("worker", workers, is_correlated(self.rounding))
@@ -119,7 +120,7 @@ class RotatedSum(Reduction):
 
         word_counts = [sum_words(rotated_elements(gradient.elements), bits) for gradient in gradients]
         at = tuple(split_points([words + count for words, count in zip(word_counts, counts)]))
-        parts = []
+        parts: list[Part] = []
         for i, gradient in enumerate(gradients):
             key = rounder.key(gradient.keys, gradient.step)
             parts += _sum_parts(gradient, steps[i], bits, key, kernels)
@@ -151,10 +152,6 @@ class RotatedSum(Reduction):
 
 
 # ---- step sizes
-
-
-def _known_count(elements: int) -> int:
-    return tiles(elements) + sum(pieces.all_samples for pieces in _pieces(elements))
 
 
 def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
