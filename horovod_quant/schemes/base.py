@@ -17,7 +17,7 @@ import numpy as np
 from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW
+from horovod_quant.kernels.layout import ROW, split_points  # noqa: F401 (what schemes import from here)
 from horovod_quant.reductions.base import Reduction, worker_rounder
 from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes import from here)
     ALL,
@@ -34,7 +34,6 @@ from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes impo
     map_requests,
     ragged_payload,
     split_gathered,
-    split_points,
     split_ragged,
     validated,
 )
