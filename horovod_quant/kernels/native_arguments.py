@@ -55,22 +55,13 @@ def type_of(array: np.ndarray | BufferView, name: str) -> int:
     return found
 
 
-class Out:
-    """Result of a kernel: ``out``, or a temporary array copied to it."""
-
-    def __init__(self, out: np.ndarray | None, length: int, dtype: type) -> None:
-        self.out = out
-        if out is None:
-            self.array: np.ndarray = np.empty(length, dtype)
-        else:
-            if out.dtype != dtype or out.shape != (length,):
-                raise ValueError(
-                    f"out is {out.dtype}{list(out.shape)}; it must be {np.dtype(dtype)}[{length}]"
-                )
-            self.array = writable(out)
-
-    def done(self) -> np.ndarray:
-        return self.array if self.out is None else write_back(self.array, self.out)
+def out_array(out: np.ndarray | None, length: int, dtype: type) -> np.ndarray:
+    """Return the array for a kernel's result, which `write_back` then takes."""
+    if out is None:
+        return np.empty(length, dtype)
+    if out.dtype != dtype or out.shape != (length,):
+        raise ValueError(f"out is {out.dtype}{list(out.shape)}; it must be {np.dtype(dtype)}[{length}]")
+    return writable(out)
 
 
 def writable(array: np.ndarray) -> np.ndarray:
@@ -80,9 +71,11 @@ def writable(array: np.ndarray) -> np.ndarray:
     return array if _is_plain(array) else array.copy()
 
 
-def write_back(result: np.ndarray, out: np.ndarray) -> np.ndarray:
-    if result is not out:
-        out[...] = result
+def write_back(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """Return the result, in ``out`` if given."""
+    if out is None or result is out:
+        return result
+    out[...] = result
     return out
 
 
