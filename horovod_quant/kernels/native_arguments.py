@@ -113,14 +113,22 @@ class SegmentTable:
     Args:
         arrays: flat arrays of floating-point types.
         name: name of the argument, for messages.
+        is_written: True for results, which `done` copies to arrays that the library cannot write.
 
     Attributes:
         elements, lengths: the numbers of elements, as a tuple and as an array.
         gradients: the library's arguments for gradients that it reads.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray | BufferView], name: str = "x") -> None:
+    def __init__(
+        self, arrays: Sequence[np.ndarray | BufferView], name: str = "x", is_written: bool = False
+    ) -> None:
         self._name = name
+        self._copies: list[tuple[Any, Any]] = []
+        if is_written:
+            results = [array if type(array) is BufferView else writable(array) for array in arrays]
+            self._copies = [(result, out) for result, out in zip(results, arrays) if result is not out]
+            arrays = results
         self._kept = [array if type(array) is BufferView else flat(array, name) for array in arrays]
         self.count = len(arrays)
         found = [each.address if type(each) is BufferView else address(each) for each in self._kept]
@@ -146,27 +154,8 @@ class SegmentTable:
                 f"{self._name}[{i}] is {found.dtype}{list(found.shape)}; it must be float32[{length}]"
             )
 
-
-class Outs:
-    """Result arrays of a kernel, and their table.
-
-    Args:
-        outs: the arrays; results are copied to those whose memory the library cannot write.
-        table: a table to reuse if it describes ``outs``.
-        name: name of the argument, for messages.
-    """
-
-    def __init__(
-        self, outs: Sequence[np.ndarray | BufferView], table: SegmentTable | None = None, name: str = "out"
-    ) -> None:
-        self._copies: list[tuple[Any, Any]] = []
-        if table is None or not table.is_of(outs):
-            results = [out if type(out) is BufferView else writable(out) for out in outs]
-            self._copies = [(result, out) for result, out in zip(results, outs) if result is not out]
-            table = SegmentTable(results, name)
-        self.table = table
-
     def done(self) -> None:
+        """Copy results to the arrays that the library could not write."""
         for result, out in self._copies:
             write_back(result, out)
 

@@ -16,7 +16,7 @@ from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums, norm_offsets
 from horovod_quant.kernels.keys import ALL_ONES, Key, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, code_words, split
-from horovod_quant.kernels.native_arguments import Outs, SegmentTable, addresses, validated
+from horovod_quant.kernels.native_arguments import SegmentTable, addresses, validated
 from horovod_quant.kernels.native_library import call
 from horovod_quant.kernels.rotation import rotated_words
 from horovod_quant.kernels.segment_offsets import (
@@ -70,8 +70,8 @@ class NativeSegments(SegmentKernels):
         if len(outs) == 1:  # building a table is slower
             return super().decode_codes(codec, payloads, at, factor, outs)
         codec.check()
-        pieces, results = _received(payloads), Outs(outs)
-        table, first = results.table, np.array(at[: len(outs)], np.int64)
+        pieces, table = _received(payloads), _results(outs)
+        first = np.array(at[: len(outs)], np.int64)
         norm_counts = _check_codes(table, codec, first, min(map(len, pieces)))
         norms, words = addresses(pieces, first), addresses(pieces, first + norm_counts)
         units = np.empty(16 * len(pieces), np.float32)
@@ -79,7 +79,7 @@ class NativeSegments(SegmentKernels):
             _DECODERS[codec.levels], table.count, address(words), address(norms), len(pieces), table.counts,
             codec.bucket_size, codec.bits, factor, address(units), table.data, table.types,
         )  # fmt: skip
-        results.done()
+        table.done()
         return outs
 
     def encode_rotated(
@@ -118,8 +118,7 @@ class NativeSegments(SegmentKernels):
         if len(outs) == 1:
             return super().decode_rotated(codec, batch, domain, payloads, at, factor, outs)
         _, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, codec.bits)
-        pieces, results = _received(payloads), Outs(outs)
-        table = results.table
+        pieces, table = _received(payloads), _results(outs)
         starts = starts_of_batch(batch, table.count)
         _check_rotated(table, codec, words_at, scales_at, min(map(len, pieces)))
         keys = np.empty((table.count, len(pieces), len(Key._fields)), np.uint32)
@@ -130,7 +129,7 @@ class NativeSegments(SegmentKernels):
             "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts,
             codec.bits, codec.trellis, factor, address(keys), address(starts), table.data, table.types,
         )  # fmt: skip
-        results.done()
+        table.done()
         return outs
 
     def norms(self, norm: str, bucket_size: int, batch: Batch) -> Any:
@@ -162,8 +161,9 @@ class NativeSegments(SegmentKernels):
         if len(tensors) < len(sums.elements) or list(tensors) != list(range(len(tensors))):
             return super().decode_sums(codec, sums, tensors, factor, outs)
         codec.check()
-        results = Outs(outs, sums.table)
-        table = results.table
+        table = sums.table
+        if table is None or not table.is_of(outs):
+            table = _results(outs)
         norm_at, word_at = codec.offsets(table.elements)
         norms = _checked_norms(sums.norms, norm_at[-1])
         if len(sums.words) < word_at[-1]:
@@ -173,16 +173,16 @@ class NativeSegments(SegmentKernels):
             "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts,
             codec.bucket_size, codec.levels, codec.width, factor, table.data, table.types,
         )  # fmt: skip
-        results.done()
+        table.done()
         return outs
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
         momenta, scales, betas = zip(*batch.states) if batch.states else ((), (), ())
-        table, m, b = _table(batch), Outs(momenta, name="momenta"), Outs(scales, name="scales")
+        table, m, b = _table(batch), _results(momenta, "momenta"), _results(scales, "scales")
         if len(batch.states) != table.count:
             raise ValueError(f"{len(batch.states)} states of {table.count} gradients")
-        m.table.check_state_of(table)
-        b.table.check_state_of(table)
+        m.check_state_of(table)
+        b.check_state_of(table)
         given = np.array(betas, np.float64)
         keep, take = given.astype(np.float32), (1.0 - given).astype(np.float32)
         keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
@@ -192,7 +192,7 @@ class NativeSegments(SegmentKernels):
         check_offsets("words", words_at, ROW * tile_counts, len(out))
         words = addresses([out], words_at)
         call(
-            "binarize_each", *table.gradients, m.table.data, b.table.data, address(keep), address(take),
+            "binarize_each", *table.gradients, m.data, b.data, address(keep), address(take),
             address(keys), address(starts), address(words), address(flags),
         )  # fmt: skip
         m.done()
@@ -226,12 +226,11 @@ class NativeSegments(SegmentKernels):
         if len(outs) == 1:
             return super().decode_signs(payload, batch, at, factor, outs)
         words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
-        [piece], results = _received([payload]), Outs(outs)
-        table = results.table
+        [piece], table = _received([payload]), _results(outs)
         check_offsets("words", words_at, ROW * counts_of(table.elements, TILE), len(piece))
         words = addresses([piece], words_at)
         call("decode_signs_each", table.count, address(words), table.counts, factor, table.data, table.types)
-        results.done()
+        table.done()
         flags = (piece[tile_words] & tile_bits) != 0
         if flags.any():
             for out, local in zip(outs, split(flags, counts_of(batch.elements, TILE).tolist())):
@@ -243,6 +242,10 @@ def _table(batch: Batch) -> SegmentTable:
     if batch.table is None:
         batch.table = SegmentTable(batch.values)
     return batch.table
+
+
+def _results(outs: Sequence[Any], name: str = "out") -> SegmentTable:
+    return SegmentTable(outs, name, is_written=True)
 
 
 def _received(payloads: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -275,8 +278,8 @@ def _check_rotated(
 
 def _scale(table: SegmentTable, factor: float, outs: Sequence[np.ndarray]) -> None:
     """Write elements in float32 times a factor to floating-point arrays."""
-    results = Outs(outs)
-    if not np.array_equal(results.table.lengths, table.lengths):
-        raise ValueError(f"out: arrays of {results.table.lengths} elements for {table.lengths}")
-    call("scale_each", *table.gradients, factor, results.table.data, results.table.types)
+    results = _results(outs)
+    if not np.array_equal(results.lengths, table.lengths):
+        raise ValueError(f"out: arrays of {results.lengths} elements for {table.lengths}")
+    call("scale_each", *table.gradients, factor, results.data, results.types)
     results.done()
