@@ -30,7 +30,7 @@ from horovod_quant.reductions.requests import (
     split_ragged,
     validated,
 )
-from horovod_quant.reductions.shards import Ranges, ranges_of
+from horovod_quant.reductions.shards import Division, ranges_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
@@ -96,7 +96,7 @@ class HierarchicalReduction:
     def _averaged(
         self,
         gradients: Sequence[Gradient],
-        ranges: Ranges,
+        ranges: Division,
         pieces: Sequence[Any],
         workers: Workers,
         kernels: Any,
@@ -111,7 +111,7 @@ class HierarchicalReduction:
         ]
 
     def _gather_averages(
-        self, found: Decoded, ranges: Ranges, workers: Workers, kernels: Any
+        self, found: Decoded, ranges: Division, workers: Workers, kernels: Any
     ) -> Generator[Request, Any, Decoded]:
         tensors = range(ranges.tensors)
         floats = Floats(FLOAT32)
@@ -137,7 +137,7 @@ class HierarchicalReduction:
         return Decoded(workers.size, exchanged_again=found.exchanged_again, decode=decode)
 
     def _gather_received(
-        self, found: Decoded, infos: Sequence[TensorInfo], ranges: Ranges, workers: Workers, kernels: Any
+        self, found: Decoded, infos: Sequence[TensorInfo], ranges: Division, workers: Workers, kernels: Any
     ) -> Generator[Request, Any, Decoded]:
         """Gather the arrays received from other nodes."""
         inter_workers = between(workers)

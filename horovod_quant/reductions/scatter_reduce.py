@@ -13,7 +13,7 @@ from horovod_quant.codecs.base import REDUCER, Codec
 from horovod_quant.kernels.segments import Source, segment_kernels
 from horovod_quant.reductions.base import received_batch, segments_batch, worker_rounder
 from horovod_quant.reductions.requests import Allgather, Alltoall, Collective, Workers, validated
-from horovod_quant.reductions.shards import Shards, shards_of
+from horovod_quant.reductions.shards import Division, shards_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
@@ -38,7 +38,7 @@ class ScatterReduceAllgather:
     def collectives(self) -> tuple[Collective, ...]:
         return (Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
-    def _shards(self, elements: Sequence[int], workers: Workers) -> Shards:
+    def _shards(self, elements: Sequence[int], workers: Workers) -> Division:
         return shards_of(tuple(elements), workers.size, lcm(self.scatter.align, self.gather.align))
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
@@ -52,7 +52,7 @@ class ScatterReduceAllgather:
     def _to_workers(
         self,
         gradients: Sequence[Gradient],
-        shards: Shards,
+        shards: Division,
         received: Sequence[Any],
         workers: Workers,
         kernels: Any,
