@@ -155,12 +155,12 @@ def check_names(names: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _families(kinds: tuple[type[Scheme], ...]) -> list[methods.Family]:
-    return [family for family in methods.every_family() if family.members[0].scheme_class in kinds]
+def _families(kinds: tuple[type[Scheme], ...]) -> list[tuple[methods.Method, ...]]:
+    return [family for family in methods.every_family() if family[0].scheme_class in kinds]
 
 
 def _fitting(
-    families: Iterable[methods.Family],
+    families: Iterable[Iterable[methods.Method]],
     max_nmse: float,
     workers: Workers,
     hierarchical: bool,
@@ -169,7 +169,7 @@ def _fitting(
 ) -> Iterator[Candidate]:
     """Yield the narrowest method of each family within ``max_nmse``."""
     for family in families:
-        for method in family.members:
+        for method in family:
             scheme = method.scheme()
             assert scheme is not None
             if on_device and scheme.host_requirement() is not None:

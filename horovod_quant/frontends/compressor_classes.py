@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -26,21 +26,17 @@ class Classes:
 
     Args:
         module: name of the classes' module.
-        base: the frontend's compressor class.
-        with_optimizer: the compressor classes for specific optimizers, by the optimizer's name.
+        bases: the frontend's compressor classes: one for any optimizer, and those for specific ones.
         further: compressor classes without a scheme.
     """
 
-    def __init__(
-        self, module: str, base: type, with_optimizer: Mapping[str, type], further: Sequence[type] = ()
-    ) -> None:
+    def __init__(self, module: str, bases: Sequence[Any], further: Sequence[type] = ()) -> None:
         self._module = module
-        self._base = base
-        self._with_optimizer = with_optimizer
+        self._bases: dict[str | None, type] = {base.own_optimizer: base for base in bases}
         self._made: dict[type[Scheme], type] = {}
-        for kind in (base, *with_optimizer.values(), *further):
+        for kind in (*bases, *further):
             _describe_constructor(kind)
-        for kind in (base, *further):
+        for kind in (self._bases[None], *further):
             kind.__doc__ = documentation(kind)
 
     def find(self, name: str) -> type:
@@ -65,19 +61,11 @@ class Classes:
         """Names of all schemes."""
         return [scheme_class.__name__ for scheme_class in registry.registered()]
 
-    def base_of(self, scheme_class: type[Scheme]) -> type:
-        """Return the base class of a scheme's compressor class."""
-        wanted = scheme_class.own_optimizer
-        if wanted is None:
-            return self._base
-        if wanted not in self._with_optimizer:
-            raise AttributeError(
-                f"{scheme_class.__name__} needs the optimizer {wanted}, which {self._module} does not have"
-            )
-        return self._with_optimizer[wanted]
-
     def _make(self, scheme_class: type[Scheme]) -> type:
-        base, name = self.base_of(scheme_class), scheme_class.__name__
+        name, wanted = scheme_class.__name__, scheme_class.own_optimizer
+        if wanted not in self._bases:
+            raise AttributeError(f"{name} needs the optimizer {wanted}, which {self._module} does not have")
+        base = self._bases[wanted]
         signature = signature_of(base, scheme_class)
         fields = {field.name for field in _fields(scheme_class)}
 

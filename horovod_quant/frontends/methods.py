@@ -85,20 +85,13 @@ class Method(NamedTuple):
         return f"hvq.{self.class_name}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
-class Family(NamedTuple):
-    """Methods that differ only in their bits; ``members`` is sorted by bits."""
-
-    name: str
-    members: tuple[Method, ...]
-
-
-def every_family() -> list[Family]:
+def every_family() -> list[tuple[Method, ...]]:
     """Return the methods that commands consider, with all possible bits.
 
-    They are Horovod's, and those of each short name and variant. Methods that lack an argument are left out, as are
-    those that another package's scheme refuses.
+    Those that differ only in their bits are together, sorted by bits. They are Horovod's, and those of each short name
+    and variant. Methods that lack an argument are left out, as are those that another package's scheme refuses.
     """
-    found = [Family(name, (Method(name, None, {}),)) for name in (NONE, FP16)]
+    found: list[tuple[Method, ...]] = [(Method(name, None, {}),) for name in (NONE, FP16)]
     for short, kind, preset in _presets():
         for variant in ({}, *_variants(kind)):
             members = []
@@ -106,7 +99,7 @@ def every_family() -> list[Family]:
                 with suppress(ValueError):
                     members.append(_method(short, kind, preset, bits, variant))
             if members:
-                found.append(Family(members[0].family, tuple(members)))
+                found.append(tuple(members))
     return found
 
 

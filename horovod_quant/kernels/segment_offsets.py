@@ -7,7 +7,7 @@ from typing import Callable
 
 import numpy as np
 
-from horovod_quant.kernels.keys import correlated_keys_of, keys_of
+from horovod_quant.kernels.keys import keys_of
 from horovod_quant.kernels.layout import ROW, TILE
 from horovod_quant.kernels.rotation import rotated_words
 from horovod_quant.kernels.segments import Batch, Rounder
@@ -15,9 +15,7 @@ from horovod_quant.kernels.segments import Batch, Rounder
 
 def keys_of_batch(batch: Batch, rounder: Rounder) -> np.ndarray:
     """Return the keys of a batch's segments, uint32 ``[segments, fields of Key]``."""
-    if rounder.size:
-        return correlated_keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
-    return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank)
+    return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
 
 
 def starts_of_batch(batch: Batch, count: int) -> np.ndarray:

@@ -9,7 +9,6 @@ import numpy as np
 
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import split
-from horovod_quant.kernels.layout import split_points as split_points
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
 """Groups of workers: all; those of one node; those with the same local rank, one per node."""

@@ -17,8 +17,8 @@ import numpy as np
 from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW
-from horovod_quant.reductions.base import Reduction
+from horovod_quant.kernels.layout import ROW, split_points  # noqa: F401 (what schemes import from here)
+from horovod_quant.reductions.base import Reduction, worker_rounder
 from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes import from here)
     ALL,
     CROSS,
@@ -34,7 +34,6 @@ from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes impo
     map_requests,
     ragged_payload,
     split_gathered,
-    split_points,
     split_ragged,
     validated,
 )
@@ -62,9 +61,8 @@ def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
     ``"correlated"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
     `horovod_quant.kernels.keys`. ``"independent"``: the workers' numbers are independent.
     """
-    if is_correlated(rounding):
-        return gradient.keys.correlated("worker", gradient.step, workers.rank, workers.size)
-    return gradient.keys.key("worker", gradient.step, workers.rank)
+    rounder = worker_rounder("worker", workers, is_correlated(rounding))
+    return rounder.key(gradient.keys, gradient.step)
 
 
 _MANY_WORKERS = Workers(0, 1024)

@@ -23,7 +23,7 @@ from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.metrics import MetricsCallback
 
 # ``__init__.pyi`` declares the classes generated here for type checkers and editors.
-_classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor})
+_classes = Classes(__name__, [Compressor, BinSGDMCompressor])
 __getattr__ = _classes.find
 
 __all__ = [

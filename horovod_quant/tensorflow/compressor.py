@@ -17,6 +17,7 @@ from horovod_quant.frontends import nodes
 from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.frontends.calls import check_dtype, check_operation, check_process_set
 from horovod_quant.frontends.frontend import BaseCompressor, gradient_fingerprint
+from horovod_quant.frontends.groups import cut_by_scheme
 from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.frontends.stats import OTHER_NAMES, Stats
 from horovod_quant.frontends.step_counts import UNNAMED
@@ -35,7 +36,7 @@ from horovod_quant.tensorflow.collectives import (
     scope_of,
     worker_count,
 )
-from horovod_quant.tensorflow.groups import Group, Member, Results, StoredState, cut
+from horovod_quant.tensorflow.groups import Group, Member, Results, StoredState
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
     DuplicateCursor,
@@ -433,7 +434,9 @@ class Compressor(BaseCompressor):
     def _build(self, members: list[Member], call: HorovodCall, control_tensor: tf.Tensor) -> Results:
         """Create the reductions of gradients that Horovod groups."""
         results: Results = {}
-        for positions in cut(members, self.group_bytes):
+        most = self.group_bytes
+        sizes = [(each.scheme, most if each.bytes is None else each.bytes) for each in members]
+        for positions in cut_by_scheme(sizes, most):
             own = [members[position] for position in positions]
             # If other workers let Horovod reduce a tensor, because theirs is small, the control tensor is an error on
             # all workers, while the reduction's collectives would wait indefinitely.

@@ -1,4 +1,4 @@
-"""Gradients that Horovod reduces together, and their division by collectives."""
+"""Groups of gradients that Horovod reduces together."""
 
 from __future__ import annotations
 
@@ -75,18 +75,3 @@ class Group:
         if self._results is None:
             self._results = self._build(self.members, self.call, output)
         return self._results[position](output)
-
-
-def cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
-    """Return the indices of members that share collectives."""
-    groups: list[list[int]] = []
-    open_groups: dict[Scheme, tuple[list[int], int]] = {}
-    for position, member in enumerate(members):
-        own = group_bytes if member.bytes is None else member.bytes
-        group, room = open_groups.get(member.scheme, ([], 0))
-        if own > room:
-            group, room = [], group_bytes
-            groups.append(group)
-        group.append(position)
-        open_groups[member.scheme] = (group, room - own)
-    return groups

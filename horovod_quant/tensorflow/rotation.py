@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, tiles
 from horovod_quant.kernels.reference import MIN_NORM
@@ -21,7 +22,6 @@ from horovod_quant.kernels.rotation import (
     ROWS_OF_A_SUM,
     SMALLEST,
     THRESHOLDS,
-    check_bits,
     check_scales,
     check_workers,
     rotated_elements,
@@ -60,7 +60,7 @@ def encode_rotated(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     _no_buffer(out)
     _no_buffer(scales)
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     words, found = [tf.zeros([0], tf.uint32)], [tf.zeros([0], tf.float64)]
     for first, elements in _grids(x.shape[0]):
         codes, own_scales = _encoded(x[first : first + elements], bits, key, start + first, trellis)
@@ -93,7 +93,7 @@ def add_rotated(
     trellis: bool = False,
 ) -> tf.Tensor:
     check_workers(words, scales, keys)
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     for own in scales:
         check_scales(own.shape[0], out.shape[0])
     codes = [unpack_codes(own, bits, rotated_elements(out.shape[0])) for own in words]

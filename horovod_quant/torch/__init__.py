@@ -21,7 +21,7 @@ from horovod_quant.torch.binsgdm import BinSGDMCompressor
 from horovod_quant.torch.compressor import Compressor
 
 # ``__init__.pyi`` declares the classes generated here for type checkers and editors.
-_classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor}, [Auto])
+_classes = Classes(__name__, [Compressor, BinSGDMCompressor], [Auto])
 __getattr__ = _classes.find
 
 __all__ = ["Auto", "Compressor", "ddp", "fsdp", "hierarchical_process_sets", "optim", *_classes.own_names()]

@@ -372,7 +372,7 @@ class _IntraMesh:
                 gradient.buffer, gradient.step = memory.taken(tensor, None), step
             chosen = [outs[index] for index in group.indices]
             destinations = [memory.destination_of(out, memory.taken(out, None)) for out in chosen]
-            running = reduction.run(gradients, workers, memory.kernels)
+            running = reduction(gradients, workers, memory.kernels)
             averager.reduce(running, group.names, memory, factor, destinations)
         if self._bucket.rest:
             self._reduce_uncompressed(parts, outs, factor)
