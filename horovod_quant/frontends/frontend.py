@@ -23,6 +23,7 @@ from horovod_quant.frontends.arguments import (
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import COMMON, WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
@@ -300,9 +301,16 @@ class BaseCompressor(metaclass=CompressorClass):
 
         ``elements`` are by name.
         """
-        if not self._said_nothing_is_compressed:
-            self._said_nothing_is_compressed = no_gain.warn_if_nothing_is_compressed(
-                type(self).__name__, self.policy, elements
+        policy = self.policy
+        if self._said_nothing_is_compressed or policy.is_off or policy.compresses_any(elements):
+            return
+        if elements:
+            self._said_nothing_is_compressed = True
+            notices.warn(
+                f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has fewer "
+                f"than min_elements={policy.min_elements} elements (the largest has {max(elements.values())}), or is "
+                f"excluded",
+                stacklevel=2,
             )
 
     def _warn_if_it_sends_more(self, size: int, are_nodes: bool) -> None:
