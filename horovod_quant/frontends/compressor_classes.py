@@ -11,14 +11,13 @@ import difflib
 import inspect
 import re
 import sys
-import typing
 from collections.abc import Iterable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
 from horovod_quant.frontends import missing_names
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme, renamed_arguments
+from horovod_quant.schemes.base import Scheme, renamed_arguments, type_hints
 
 
 class Classes:
@@ -98,7 +97,7 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
         vars(kind)["__init__"] for kind in base.__mro__ if "__init__" in vars(kind) and kind is not object
     ]
     for constructor in reversed(constructors):
-        hints = _hints(constructor)
+        hints = type_hints(constructor)
         written: Signature = getattr(constructor, "_written", None) or inspect.signature(constructor)
         for parameter in written.parameters.values():
             if parameter.name != "self" and parameter.kind is not Parameter.VAR_KEYWORD:
@@ -109,7 +108,7 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
         del found[name]
     own = [found.pop("scheme")] if "scheme" in found else []
     if scheme_class is not None:
-        hints = _hints(scheme_class)
+        hints = type_hints(scheme_class)
         # Positional arguments of the base class stay positional.
         taken = any(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in found.values())
         own = [
@@ -147,14 +146,6 @@ def _default(field: dataclasses.Field) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return Parameter.empty if field.default is dataclasses.MISSING else field.default
-
-
-def _hints(of: Any) -> dict[str, Any]:
-    """Return annotations as types, or as texts if Python cannot evaluate them."""
-    try:
-        return typing.get_type_hints(of)
-    except (TypeError, NameError):
-        return {}
 
 
 def _bound(signature: Signature, name: str, given: tuple, named: dict[str, Any]) -> dict[str, Any]:

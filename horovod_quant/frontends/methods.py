@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from horovod_quant.frontends import former_names
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme, argument_names
+from horovod_quant.schemes.base import Scheme, argument_names, type_hints
 
 NONE, FP16 = registry.HOROVODS_OWN
 BINSGDM = "binsgdm"
@@ -256,10 +256,7 @@ def _read(kind: type[Scheme], text: str) -> dict[str, Any] | None:
 
 def _fields(kind: type[Scheme]) -> dict[str, tuple[Any, ...]]:
     """Return arguments that names can spell out, with choices; none for numbers."""
-    try:
-        hints = typing.get_type_hints(kind)
-    except (TypeError, NameError):
-        hints = {}
+    hints = type_hints(kind)
     found: dict[str, tuple[Any, ...]] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         hint = hints.get(field.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Literal
@@ -321,6 +322,14 @@ def _explained(scheme: Scheme, arrays: str) -> Iterator[None]:
 def argument_names(scheme: Any) -> list[str]:
     """Return the names of the arguments of a scheme or its class."""
     return [field.name for field in dataclasses.fields(scheme) if field.init]
+
+
+def type_hints(of: Any) -> dict[str, Any]:
+    """Return the annotations as types; none if Python cannot evaluate them."""
+    try:
+        return typing.get_type_hints(of)
+    except (TypeError, NameError):
+        return {}
 
 
 def renamed_arguments(kind: type[Scheme], given: Mapping[str, Any]) -> dict[str, Any]:
