@@ -17,7 +17,7 @@ from typing import Any
 
 from horovod_quant.frontends import missing_names
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme, renamed_arguments, type_hints
+from horovod_quant.schemes.base import Scheme, argument_names, renamed_arguments, type_hints
 
 
 class Classes:
@@ -66,7 +66,7 @@ class Classes:
             raise AttributeError(f"{name} needs the optimizer {wanted}, which {self._module} does not have")
         base = self._bases[wanted]
         signature = signature_of(base, scheme_class)
-        fields = {field.name for field in _fields(scheme_class)}
+        fields = set(argument_names(scheme_class))
 
         def __init__(self: Any, *given: Any, **named: Any) -> None:
             arguments = _bound(signature, name, given, renamed_arguments(scheme_class, named))
@@ -120,7 +120,8 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
                 default=_default(field),
                 annotation=hints.get(field.name, field.type),
             )
-            for field in _fields(scheme_class)
+            for field in dataclasses.fields(scheme_class)  # type: ignore[arg-type]
+            if field.init
         ]
     parameters = sorted([*own, *found.values()], key=lambda each: each.kind)
     return Signature(parameters, return_annotation=None)
@@ -136,10 +137,6 @@ def _describe_constructor(base: type) -> None:
 def _set_signature(constructor: Any, signature: Signature) -> None:
     own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     constructor.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])
-
-
-def _fields(scheme_class: type[Scheme]) -> list[dataclasses.Field]:
-    return [field for field in dataclasses.fields(scheme_class) if field.init]  # type: ignore[arg-type]
 
 
 def _default(field: dataclasses.Field) -> Any:
