@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -92,14 +92,13 @@ def every_family() -> list[tuple[Method, ...]]:
     and variant. Methods that lack an argument are left out, as are those that another package's scheme refuses.
     """
     found: list[tuple[Method, ...]] = [(Method(name, None, {}),) for name in (NONE, FP16)]
-    for short, kind, preset in _presets():
-        for variant in ({}, *_variants(kind)):
-            members = []
-            for bits in range(1, MOST_BITS + 1) if _has_bits(kind, preset) else (None,):
-                with suppress(ValueError):
-                    members.append(_method(short, kind, preset, bits, variant))
-            if members:
-                found.append(tuple(members))
+    for short, kind, preset, variant in _variants():
+        members = []
+        for bits in range(1, MOST_BITS + 1) if _has_bits(kind, preset) else (None,):
+            with suppress(ValueError):
+                members.append(_method(short, kind, preset, bits, variant))
+        if members:
+            found.append(tuple(members))
     return found
 
 
@@ -110,10 +109,8 @@ def families(for_compressor: bool = False) -> list[str]:
         for_compressor: see `parse`.
     """
     found = [] if for_compressor else [NONE, FP16]
-    for name, kind, preset in _presets():
-        if for_compressor and kind.own_optimizer is not None:
-            continue
-        for variant in ({}, *_variants(kind)):
+    for name, kind, preset, variant in _variants():
+        if not for_compressor or kind.own_optimizer is None:
             bits = ["BITS"] if _has_bits(kind, preset) else []
             found.append("-".join([name, *bits, *_spelled(kind, variant)]))
     return found
@@ -127,11 +124,10 @@ def compared() -> list[str]:
 def examples() -> dict[str, Scheme]:
     """Return a scheme with defaults for each short name, where possible."""
     found = {}
-    for name, kind, preset in _presets():
-        for variant in ({}, *_variants(kind)):
-            if set(registry.required_arguments(kind)) <= {*preset, *variant}:
-                with suppress(ValueError):  # another package's, whose defaults do not suit its preset
-                    found["-".join([name, *_spelled(kind, variant)])] = kind(**{**preset, **variant})
+    for name, kind, preset, variant in _variants():
+        if set(registry.required_arguments(kind)) <= {*preset, *variant}:
+            with suppress(ValueError):  # another package's, whose defaults do not suit its preset
+                found["-".join([name, *_spelled(kind, variant)])] = kind(**{**preset, **variant})
     return found
 
 
@@ -324,8 +320,11 @@ def _presets() -> Iterator[tuple[str, type[Scheme], dict[str, Any]]]:
             yield family, kind, preset
 
 
-def _variants(kind: type[Scheme]) -> Sequence[Mapping[str, Any]]:
-    return vars(kind).get("variants", ())
+def _variants() -> Iterator[tuple[str, type[Scheme], dict[str, Any], Mapping[str, Any]]]:
+    """Yield each preset without further arguments, then with those of each variant."""
+    for family, kind, preset in _presets():
+        for variant in ({}, *vars(kind).get("variants", ())):
+            yield family, kind, preset, variant
 
 
 def _has_bits(kind: type[Scheme], preset: Mapping[str, Any]) -> bool:
