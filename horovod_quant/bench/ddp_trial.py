@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_quant.torch as hvq
 from horovod_quant.analysis.models import elements
 from horovod_quant.bench.torch_model import Gradients, TorchTrial
+from horovod_quant.bench.torch_model import configure as configure
 from horovod_quant.bench.variants import DDPS_OWN, Options, Variant
 from horovod_quant.frontends.methods import FP16
 from horovod_quant.transports.traffic import ring_allreduce_bytes
@@ -32,13 +33,7 @@ workers = SimpleNamespace(
 )
 """Process group that ``torchrun`` has started, with Horovod's interface."""
 
-
-def configure() -> None:
-    torch.set_num_threads(1)
-
-
-def barrier() -> None:
-    dist.barrier()
+barrier = dist.barrier
 
 
 def allgather(array: np.ndarray, name: str) -> np.ndarray:

@@ -10,17 +10,11 @@ import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant.bench.torch_model import Gradients, TorchTrial
+from horovod_quant.bench.torch_model import configure as configure
 from horovod_quant.bench.variants import Options, Variant
 
 workers = hvd
-
-
-def configure() -> None:
-    torch.set_num_threads(1)
-
-
-def barrier() -> None:
-    hvd.barrier()
+barrier = hvd.barrier
 
 
 def allgather(array: np.ndarray, name: str) -> np.ndarray:
