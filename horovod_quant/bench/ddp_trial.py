@@ -17,7 +17,6 @@ from horovod_quant.analysis.models import elements
 from horovod_quant.bench.torch_model import Gradients, TorchTrial
 from horovod_quant.bench.torch_model import configure as configure
 from horovod_quant.bench.variants import DDPS_OWN, Options, Variant
-from horovod_quant.frontends.methods import FP16
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 START_POWERSGD = 2  # the minimum: DDP rebuilds its buckets after the first step
@@ -101,10 +100,7 @@ class Trial(TorchTrial):
 
     def bytes_sent(self) -> float:
         """Return the bytes this worker has sent; for PowerSGD, since its start."""
-        if self._state is not None:
-            return self._state.stats().total.bytes_sent
-        sent = self._exchanges * elements(self._gradients.shapes)
+        size = dist.get_world_size()
         if self._powersgd is not None:
-            sent = self._powersgd.total_numel_after_compression
-        width = 2 if self.variant.label in (FP16, "bf16") else 4
-        return ring_allreduce_bytes(width * sent, dist.get_world_size())
+            return ring_allreduce_bytes(4 * self._powersgd.total_numel_after_compression, size)
+        return self.variant.bytes_sent(self._state, self._exchanges, self._gradients.shapes, size)

@@ -10,7 +10,8 @@ from horovod_quant.analysis.network import DDP as DDP
 from horovod_quant.frontends.methods import FP16, NONE, Method
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
-ELEMENT_BYTES = {NONE: 4, FP16: 2}
+ELEMENT_BYTES = {NONE: 4, FP16: 2, "bf16": 2}
+"""Bytes of an element that Horovod or DDP reduces itself."""
 
 DDPS_OWN = (NONE, FP16, *NOT_MODELLED)
 """Hooks of PyTorch; none is DDP without a hook."""
@@ -58,9 +59,8 @@ class Variant(NamedTuple):
         """Return the counted bytes that a worker has sent in all runs."""
         if self.ours:
             return compression.stats().total.bytes_sent
-        if self.method is None:
-            return 0.0
-        return runs * ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements(shapes), size)
+        name = self.label if self.method is None else self.method.name
+        return runs * ring_allreduce_bytes(ELEMENT_BYTES.get(name, 0) * elements(shapes), size)
 
     def refusal(self, size: int) -> str | None:
         """Return why the number of workers is not supported, or None."""
