@@ -225,7 +225,11 @@ class Auto(Compressor):
                 f"call is not part of one; use a method such as hvq.EDEN(): `horovod-quant bench` and `advise` "
                 f"recommend one"
             )
-        session = self._tuning_session(call, tensor)
+        session = self.session_of(call.optimizer)
+        if session is None:
+            session = TuningSession(self, call.label, self._elements(call))
+            vars(call.optimizer).setdefault(_SESSIONS, {})[self] = session
+        session.arrive(call, tensor)
         sent, context = self._compress(tensor, call, session.policy)
         if not session.is_counting:
             return sent, context
@@ -273,15 +277,6 @@ class Auto(Compressor):
         return plan if session.policy is policy else None
 
     # ---- what a tuning session calls -------------------------------------------------------------------------
-
-    def _tuning_session(self, call: OptimizerCall, tensor: torch.Tensor) -> TuningSession:
-        """Return the optimizer's tuning session, after beginning the gradient's step."""
-        session = self.session_of(call.optimizer)
-        if session is None:
-            session = TuningSession(self, call.label, self._elements(call))
-            vars(call.optimizer).setdefault(_SESSIONS, {})[self] = session
-        session.arrive(call, tensor)
-        return session
 
     def session_of(self, optimizer: Any) -> TuningSession | None:
         """Return an optimizer's tuning session, which lives as long as the optimizer.
