@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import COMMON, WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import (
+    UNEVEN_HOSTS,
     Scheme,
     Workers,
     argument_names,
@@ -290,11 +292,23 @@ class BaseCompressor(metaclass=CompressorClass):
         self._steps, self._first_step = counts, first_step
 
     def _local_size(self) -> int:
-        """Return the known number of workers of a node.
+        """Return the number of workers of a node, 1 without a hierarchy.
 
-        It is 1 without a hierarchy.
+        Raises:
+            ValueError: nodes have different numbers of workers.
+            RuntimeError: under elastic training.
         """
-        return nodes.local_size(self._basics, self.hierarchical)
+        if not self.hierarchical:
+            return 1
+        if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+            raise RuntimeError(
+                "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
+            )
+        if self.hierarchical is not True:
+            return self.hierarchical
+        if not self._basics().is_homogeneous():
+            raise ValueError(UNEVEN_HOSTS)
+        return self._basics().local_size()
 
     def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:
         """Warn once if none of these gradients is compressed.

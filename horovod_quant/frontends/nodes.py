@@ -76,32 +76,6 @@ def hierarchical_process_sets(ranks_per_node: bool | int | None = None) -> list[
     return [ProcessSet(ranks) for ranks in groups(consecutive(size, local_size if by is True else by))]
 
 
-def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
-    """Return the known number of workers of a node.
-
-    It is 1 without a hierarchy.
-
-    Args:
-        basics: returns ``mpi_ops._basics`` of Horovod, which has been initialized.
-        hierarchical: True for hosts, or the number of consecutive ranks of a node; False for no hierarchy.
-
-    Raises:
-        ValueError: nodes have different numbers of workers.
-        RuntimeError: under elastic training.
-    """
-    if not hierarchical:
-        return 1
-    if int(os.environ.get("HOROVOD_ELASTIC", "0")):
-        raise RuntimeError(
-            "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
-        )
-    if hierarchical is not True:
-        return hierarchical
-    if not basics().is_homogeneous():
-        raise ValueError(UNEVEN_HOSTS)
-    return basics().local_size()
-
-
 def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
     """Raise RuntimeError if this worker knows of missing process sets.
 
