@@ -393,6 +393,29 @@ def require_whole_nodes(size: int, local_size: int) -> None:
         )
 
 
+def nodes_of(ranks: Sequence[int], hierarchical: bool | int, hosts: Sequence[Any] = ()) -> list[list[int]]:
+    """Return the ranks of each node.
+
+    Args:
+        ranks: ranks of the workers.
+        hierarchical: True where hosts are nodes, the number of consecutive ranks of a node, or False for nodes of one.
+        hosts: the host of each rank, for True.
+
+    Raises:
+        ValueError: nodes have different numbers of workers.
+    """
+    if hierarchical is not True:
+        local_size = 1 if hierarchical is False else hierarchical
+        require_whole_nodes(len(ranks), local_size)
+        return [list(ranks[i : i + local_size]) for i in range(0, len(ranks), local_size)]
+    by_host: dict[Any, list[int]] = {}
+    for rank, host in zip(ranks, hosts):
+        by_host.setdefault(host, []).append(rank)
+    if len({len(node) for node in by_host.values()}) != 1:
+        raise ValueError(UNEVEN_HOSTS)
+    return list(by_host.values())
+
+
 def use_bucket_size(scheme: Any) -> None:
     """Require a bucket size, and make it a plain int."""
     require_bucket_size(scheme.bucket_size)

@@ -7,6 +7,7 @@ from another thread need separate groups.
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
 import uuid
@@ -21,13 +22,12 @@ from horovod_quant.schemes.base import (
     ALL,
     CROSS,
     LOCAL,
-    UNEVEN_HOSTS,
     Allgather,
     Allreduce,
     Alltoall,
     Request,
     Workers,
-    require_whole_nodes,
+    nodes_of,
     split_ragged,
 )
 
@@ -243,35 +243,19 @@ def connect(
     store = dist.PrefixStore(
         f"horovod_quant/{everyone[0][0]}/{order[0]}", dist.distributed_c10d._get_default_store()
     )
-    nodes = _nodes(order, [everyone[i][1] for i in order], hierarchical)
-    number = next(i for i, node in enumerate(nodes) if rank in node)
-    local_rank, local_size = nodes[number].index(rank), len(nodes[number])
-    workers = Workers(local_size * number + local_rank, len(order), local_size=local_size)
+    nodes = nodes_of(order, hierarchical, [everyone[i][1] for i in order])
+    position = [*itertools.chain(*nodes)].index(rank)
+    workers = Workers(position, len(order), local_size=len(nodes[0]))
     timeout = timeout_of(group)
 
     def connection(kind: str, which: int, new_rank: int, count: int) -> Connection:
         return Connection(backend, dist.PrefixStore(f"{kind}/{which}", store), new_rank, count, timeout)
 
     connections = {ALL: connection(ALL, 0, workers.rank, workers.size)}
-    if local_size > 1:
-        connections[LOCAL] = connection(LOCAL, number, local_rank, local_size)
-        connections[CROSS] = connection(CROSS, local_rank, number, len(nodes))
+    if workers.local_size > 1:
+        connections[LOCAL] = connection(LOCAL, workers.node, workers.local_rank, workers.local_size)
+        connections[CROSS] = connection(CROSS, workers.local_rank, workers.node, workers.nodes)
     return Groups(workers, connections, Note(store, dist.get_rank()))
-
-
-def _nodes(order: Sequence[int], hosts: Sequence[str], hierarchical: bool | int) -> list[list[int]]:
-    """Return the ranks of each node."""
-    if hierarchical is False:
-        return [[rank] for rank in order]
-    if hierarchical is not True:
-        require_whole_nodes(len(order), hierarchical)
-        return [list(order[i : i + hierarchical]) for i in range(0, len(order), hierarchical)]
-    by_host: dict[str, list[int]] = {}
-    for rank, host in zip(order, hosts):
-        by_host.setdefault(host, []).append(rank)
-    if len({len(node) for node in by_host.values()}) != 1:
-        raise ValueError(UNEVEN_HOSTS)
-    return list(by_host.values())
 
 
 def _host() -> str:
