@@ -92,20 +92,13 @@ def usable() -> tuple[type[Scheme], ...]:
     return tuple(kind for kind in registry.registered() if kind.unbiased and kind.own_optimizer is None)
 
 
-def named(
-    names: Iterable[str], workers: Workers, hierarchical: bool, inside: Inside = FLOAT32
-) -> list[Candidate]:
-    """Return the methods with these names.
+def named(name: str, workers: Workers, hierarchical: bool, inside: Inside = FLOAT32) -> Candidate:
+    """Return the method with a name.
 
     Raises:
         ValueError: there is no such method, or it does not support the workers.
     """
-    found = []
-    for name in names:
-        scheme = methods.parse(name).scheme()
-        assert scheme is not None
-        found.append(_candidate(name, scheme, workers, hierarchical, inside))
-    return found
+    return _candidate(methods.parse(name), workers, hierarchical, inside)
 
 
 def possible(
@@ -120,7 +113,7 @@ def possible(
     refused: dict[str, ValueError] = {}
     for name in names:
         try:
-            found += named([name], workers, hierarchical, inside)
+            found.append(named(name, workers, hierarchical, inside))
         except ValueError as error:
             refused[name] = error
     if not found:
@@ -171,21 +164,22 @@ def _fitting(
     for family in families:
         for method in family:
             scheme = method.scheme()
-            assert scheme is not None
-            if on_device and scheme.host_requirement() is not None:
+            if on_device and scheme is not None and scheme.host_requirement() is not None:
                 continue
             with suppress(ValueError):  # too few bits for the number of workers
-                found = _candidate(method.name, scheme, workers, hierarchical, inside)
+                found = _candidate(method, workers, hierarchical, inside)
                 if found.nmse is not None and found.nmse <= max_nmse:
                     yield found
                     break
 
 
-def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool, inside: Inside) -> Candidate:
+def _candidate(method: methods.Method, workers: Workers, hierarchical: bool, inside: Inside) -> Candidate:
+    scheme = method.scheme()
+    assert scheme is not None
     whole = Hierarchical(scheme, inside) if hierarchical else scheme
     resolved(whole, workers)
     nmse = whole.expected_nmse(workers.size, workers.nodes)
-    return Candidate(name, whole, nmse, bits_sent(whole, workers))
+    return Candidate(method.name, whole, nmse, bits_sent(whole, workers))
 
 
 def bits_sent(scheme: Scheme, workers: Workers) -> float:

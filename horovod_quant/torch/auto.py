@@ -110,7 +110,7 @@ class Auto(Compressor):
         All named ones, or one from the registry.
         """
         if self.methods is not None:
-            return candidates.named(self.methods, _PAIR, False)
+            return [candidates.named(name, _PAIR, False) for name in self.methods]
         found = candidates.any_of(self.max_nmse, _PAIR, False, candidates.usable(), self._on_device)
         if found is None:
             raise ValueError(
