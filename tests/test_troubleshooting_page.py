@@ -53,7 +53,7 @@ COMPOSED = {
     "_problems[-1]": "cannot be used",
     "_missing_names.message(__name__, name, known)": "module … has no attribute …",
     "missing_names.message(__name__, name, known)": "module … has no attribute …",
-    "missing_names.message(self._module, name, [*others, *self.names()])": "module … has no attribute …",
+    "missing_names.message(self._module, name, self.listed())": "module … has no attribute …",
     "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
     "str(error)": None,
     "plan.problem": None,  # of the first worker's options

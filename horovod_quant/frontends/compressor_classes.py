@@ -46,8 +46,7 @@ class Classes:
         """
         scheme_class = None if name.startswith("_") else registry.find(name)
         if scheme_class is None:
-            others = getattr(sys.modules.get(self._module), "__all__", ())
-            raise AttributeError(missing_names.message(self._module, name, [*others, *self.names()]))
+            raise AttributeError(missing_names.message(self._module, name, self.listed()))
         if scheme_class not in self._made:
             self._made[scheme_class] = self._make(scheme_class)
         return self._made[scheme_class]
@@ -56,9 +55,10 @@ class Classes:
         """Names of this package's schemes."""
         return [scheme_class.__name__ for scheme_class in registry.own()]
 
-    def names(self) -> list[str]:
-        """Names of all schemes."""
-        return [scheme_class.__name__ for scheme_class in registry.registered()]
+    def listed(self) -> list[str]:
+        """Return the module's names and those of all schemes, for its ``__dir__``."""
+        public = getattr(sys.modules.get(self._module), "__all__", ())
+        return sorted({*public, *(scheme_class.__name__ for scheme_class in registry.registered())})
 
     def _make(self, scheme_class: type[Scheme]) -> type:
         name, wanted = scheme_class.__name__, scheme_class.own_optimizer
