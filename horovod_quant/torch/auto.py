@@ -173,17 +173,15 @@ class Auto(Compressor):
         Raises:
             ValueError: ``state`` is something else.
         """
-        choices = state.get("choices") if isinstance(state, Mapping) else None
-        version = state.get("version", 1) if isinstance(state, Mapping) else None
+        counts = dict(state) if isinstance(state, Mapping) else {}
+        choices, version = counts.pop("choices", None), counts.pop("version", 1)
         if (
             not isinstance(choices, Mapping)
             or not isinstance(version, int)
             or not all(map(_is_choice, choices.values()))
         ):
             raise ValueError(f"state={in_short(state)}: use what an Auto's state_dict() returned")
-        super().load_state_dict(
-            {key: value for key, value in state.items() if key not in ("choices", "version")}
-        )
+        super().load_state_dict(counts)
         self._choices = {}
         for key, saved in choices.items():
             method, workers = saved["method"], saved["workers"]
