@@ -29,8 +29,7 @@ class Trial(TorchTrial):
         self._optimizer: Any = None
         self._compression: Any = None
         if variant.method is not None:
-            ours = {"overlap": options.overlap} if variant.ours else {}
-            self._compression = variant.compression(hvd, hvq, **ours)
+            self._compression = variant.compression(hvd, hvq, overlap=options.overlap)
             own = variant.own_optimizer
             plain = (torch.optim.SGD if own is None else getattr(hvq.optim, own))(self._parameters, lr=0.1)
             # Unique names for each variant: a known name with another shape misses in Horovod's cache.

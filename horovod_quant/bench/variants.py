@@ -51,8 +51,6 @@ class Variant(NamedTuple):
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         """Return the value of ``compression=``; this package's compressors get the options."""
         assert self.method is not None
-        if not self.ours:
-            return self.method.compression(hvd, hvq)
         return self.method.compression(hvd, hvq, group_bytes=self.group_bytes, seed=self.seed, **options)
 
     def bytes_sent(self, compression: Any, runs: int, shapes: Shapes, size: int) -> float:

@@ -67,7 +67,7 @@ class Method(NamedTuple):
         Args:
             hvd: ``horovod.torch`` or ``horovod.tensorflow``.
             hvq: ``horovod_quant.torch`` or ``horovod_quant.tensorflow``.
-            **options: further arguments of the compressor; Horovod's own accept none.
+            **options: further arguments of the compressor; ignored for Horovod's own.
         """
         if self.class_name is None:
             return getattr(hvd.Compression, self.name)
@@ -77,7 +77,7 @@ class Method(NamedTuple):
         """Return the code after ``compression=``: ``hvq.QSGD(bits=4, norm='l2')``, ``hvd.Compression.fp16``.
 
         Args:
-            **options: further arguments of the compressor; Horovod's own accept none.
+            **options: further arguments of the compressor; ignored for Horovod's own.
         """
         if self.class_name is None:
             return f"hvd.Compression.{self.name}"
