@@ -43,7 +43,7 @@ class NativeSegments(SegmentKernels):
 
     def convert(self, batch: Batch, dtype: str) -> Any:
         whole = aligned_empty(sum(batch.elements), np.dtype(dtype))
-        _scale(_table(batch), 1.0, split(whole, batch.elements))
+        _scale(batch.table_by(SegmentTable), 1.0, split(whole, batch.elements))
         return whole
 
     def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
@@ -51,7 +51,7 @@ class NativeSegments(SegmentKernels):
         return outs
 
     def encode_codes(self, codec: CodeFormat, batch: Batch, rounder: Rounder, at: Any) -> Any:
-        table, out = _table(batch), aligned_empty(at[-1], np.int32)
+        table, out = batch.table_by(SegmentTable), aligned_empty(at[-1], np.int32)
         keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
         first, _ = code_offsets(codec, at, table.elements, len(out))
         call(
@@ -81,7 +81,7 @@ class NativeSegments(SegmentKernels):
         self, codec: RotatedFormat, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
         steps = batch.steps if step_words is None else step_words
-        table, out = _table(batch), aligned_empty(at[-1], np.int32)
+        table, out = batch.table_by(SegmentTable), aligned_empty(at[-1], np.int32)
         keys = keys_of(batch.chains, rounder.domain, steps, rounder.rank)
         starts = starts_of_batch(batch, table.count)
         filled, words_at, scales_at = rotated_offsets(codec.bits, at, table.elements, len(out))
@@ -129,14 +129,14 @@ class NativeSegments(SegmentKernels):
         maxima, square_sums = ("bucket_maxima_each", np.float32), ("bucket_square_sums_each", np.float64)
         kernel, dtype = maxima if norm == "max" else square_sums
         check_bucket_size(bucket_size)
-        table = _table(batch)
+        table = batch.table_by(SegmentTable)
         out = aligned_empty(norm_offsets(table.elements, bucket_size)[-1], dtype)
         call(kernel, *table.gradients, bucket_size, address(out))
         return out
 
     def encode_sums(self, codec: SumFormat, batch: Batch, rounder: Rounder, norms: Any) -> Any:
         codec.check()
-        table = _table(batch)
+        table = batch.table_by(SegmentTable)
         norm_at, word_at = codec.offsets(table.elements)
         norms = _checked_norms(norms, norm_at[-1])
         keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
@@ -171,7 +171,7 @@ class NativeSegments(SegmentKernels):
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
         momenta, scales, betas = zip(*batch.states) if batch.states else ((), (), ())
-        table, m, b = _table(batch), _results(momenta, "momenta"), _results(scales, "scales")
+        table, m, b = batch.table_by(SegmentTable), _results(momenta, "momenta"), _results(scales, "scales")
         if len(batch.states) != table.count:
             raise ValueError(f"{len(batch.states)} states of {table.count} gradients")
         m.check_state_of(table)
@@ -229,12 +229,6 @@ class NativeSegments(SegmentKernels):
             for out, local in zip(outs, split(flags, counts_of(batch.elements, TILE).tolist())):
                 with_nan_tiles(as_array(out), local)
         return outs
-
-
-def _table(batch: Batch) -> SegmentTable:
-    if batch.table is None:
-        batch.table = SegmentTable(batch.values)
-    return batch.table
 
 
 def _results(outs: Sequence[Any], name: str = "out") -> SegmentTable:

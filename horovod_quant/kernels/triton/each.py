@@ -36,7 +36,6 @@ from horovod_quant.kernels.triton.table import (
     range_of,
     steps_of,
     table_of,
-    table_of_values,
 )
 
 _KEY = Key(1, 2)
@@ -60,7 +59,7 @@ class CodeSegments(SegmentKernels):
             return super().decode_sources(outs, sources, decode)
 
     def encode_codes(self, codec: CodeFormat, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        bits, bucket_size, table = codec.bits, codec.bucket_size, table_of_values(segments)
+        bits, bucket_size, table = codec.bits, codec.bucket_size, segments.table_by(SegmentTable)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         norms = out.view(torch.float32)
         norms_at, words_at = code_offsets(codec, at, table.elements, len(out))
@@ -111,12 +110,12 @@ class CodeSegments(SegmentKernels):
 
     def norms(self, norm: str, bucket_size: int, segments: Batch) -> torch.Tensor:
         with batch():
-            return bucket_norms(norm, table_of_values(segments), bucket_size)
+            return bucket_norms(norm, segments.table_by(SegmentTable), bucket_size)
 
     def encode_sums(self, codec: SumFormat, segments: Batch, rounder: Rounder, norms: Any) -> torch.Tensor:
         codec.check()
         bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
-        table = table_of_values(segments)
+        table = segments.table_by(SegmentTable)
         counts, words = table.counts(bucket_size), table.words(sum_words, width)
         if len(norms) != counts.sum():
             raise ValueError(f"norms: {len(norms)} norms for {counts.sum()} buckets")
@@ -162,7 +161,7 @@ class CodeSegments(SegmentKernels):
     # ---- single bits
 
     def binarize(self, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        table = table_of_values(segments)
+        table = segments.table_by(SegmentTable)
         momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
         m, b = _state(momenta, table, "momenta"), _state(scales, table, "scales")
         words_at, counts = np.array(at, np.int64)[:-1], table.counts(TILE)

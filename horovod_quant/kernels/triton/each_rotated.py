@@ -28,7 +28,6 @@ from horovod_quant.kernels.triton.table import (
     launch_groups,
     range_of,
     steps_of,
-    table_of_values,
 )
 
 _BYTES = 4
@@ -52,7 +51,7 @@ class TritonSegments(CodeSegments):
     def encode_rotated(
         self, codec: RotatedFormat, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> torch.Tensor:
-        bits, table = codec.bits, table_of_values(segments)
+        bits, table = codec.bits, segments.table_by(SegmentTable)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         filled, words_at, scales_at = rotated_offsets(bits, at, table.elements, len(out))
         columns = {
