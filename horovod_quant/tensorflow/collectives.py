@@ -213,9 +213,7 @@ def not_constant_foldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) ->
     Horovod's operations count as stateless: with a constant input they would be folded, that is run once, and perhaps
     on one worker alone. ``zero`` is a zero that depends on operations that must come before.
     """
-    beginning = zero + tf.minimum(worker_count(process_set), 1) - 1
-    # A reshape to a computed shape would be removed if it has no effect.
-    return tf.slice(tf.reshape(tensor, [-1]), [beginning], [tensor.shape.num_elements()])
+    return _after(zero + tf.minimum(worker_count(process_set), 1) - 1, tf.reshape(tensor, [-1]))
 
 
 def control_tensor(
