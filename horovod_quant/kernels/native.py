@@ -148,9 +148,7 @@ def _encode(kernel, x, norms, bucket_size, arguments, length, out):
     x = flat(x, "x")
     norms = checked_norms(norms, len(x), bucket_size)
     result = out_array(out, length, np.int32)
-    call(
-        kernel, address(x), kind, len(x), address(norms), bucket_size, *arguments, address(result)
-    )  # fmt: skip
+    call(kernel, address(x), kind, len(x), address(norms), bucket_size, *arguments, address(result))
     return write_back(result, out)
 
 
@@ -342,9 +340,7 @@ def rotated_samples(
     kind = type_of(x, "x")
     x = flat(x, "x")
     result = out_array(out, tiles(len(x)) * samples, np.float32)
-    call(
-        "rotated_samples", address(x), kind, len(x), samples, words_of(key), start, address(result)
-    )  # fmt: skip
+    call("rotated_samples", address(x), kind, len(x), samples, words_of(key), start, address(result))
     return write_back(result, out)
 
 

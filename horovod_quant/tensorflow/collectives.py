@@ -143,9 +143,7 @@ def _active_rank_query(scope: Scope) -> tf.Tensor:
     in_branch = type(current).__name__ == "CondBranchFuncGraph" and not scope.is_direct
     graph = current.outer_graph if in_branch else current
     key = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
-    known = getattr(graph, "_horovod_quant_roll_calls", None)
-    if known is None:
-        known = graph._horovod_quant_roll_calls = {}
+    known = vars(graph).setdefault("_horovod_quant_roll_calls", {})
     if key not in known:
         if in_branch:
             scope = scope._replace(gradient=_outside(current, scope.gradient))
@@ -215,9 +213,7 @@ def not_constant_foldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) ->
     Horovod's operations count as stateless: with a constant input they would be folded, that is run once, and perhaps
     on one worker alone. ``zero`` is a zero that depends on operations that must come before.
     """
-    beginning = zero + tf.minimum(worker_count(process_set), 1) - 1
-    # A reshape to a computed shape would be removed if it has no effect.
-    return tf.slice(tf.reshape(tensor, [-1]), [beginning], [tensor.shape.num_elements()])
+    return _after(zero + tf.minimum(worker_count(process_set), 1) - 1, tf.reshape(tensor, [-1]))
 
 
 def control_tensor(

@@ -39,7 +39,6 @@ from horovod_quant.tensorflow.collectives import (
 from horovod_quant.tensorflow.groups import Group, Member, Results, StoredState
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
-    DuplicateCursor,
     HorovodCall,
     identify,
     is_keras_3,
@@ -159,7 +158,6 @@ class Compressor(BaseCompressor):
         self._first: dict[str, int] = {}
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
-        self._turns = DuplicateCursor()
         self._recent = RecentNames(self._forget)
         self._open: Group | None = None
         self._state_memory = ReusedMemory()
@@ -219,7 +217,7 @@ class Compressor(BaseCompressor):
         tensor = tf.convert_to_tensor(tensor)
         if tensor.dtype.is_integer or tensor.dtype.is_bool:
             return tensor, None
-        call = identify(self._turns)
+        call = identify()
         return (tensor, None) if call.is_export else self.compress_for(call, tensor)
 
     def compress_for(self, call: HorovodCall, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:

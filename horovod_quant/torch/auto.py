@@ -37,7 +37,7 @@ from horovod_quant.kernels import notices
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.caller import OptimizerCall, asking_optimizer
-from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
+from horovod_quant.torch.compressor import Compressor, is_integral
 from horovod_quant.torch.participation import probe_bound, with_probe
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan
 from horovod_quant.torch.tuning_session import TuningSession
@@ -234,8 +234,8 @@ class Auto(Compressor):
         bound = None
         if session.probe.is_of(call.parameter):
             bound = probe_bound(call)
-            if context is None or isinstance(context, Unchanged):
-                sent, context = with_probe(sent), Unchanged(tensor)
+            if context is None or isinstance(context, torch.Tensor):
+                sent, context = with_probe(sent), tensor
         return sent, _Watched(session, context, bound)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -245,8 +245,8 @@ class Auto(Compressor):
         if not isinstance(ctx, _Watched):
             return super().decompress(output, ctx)
         session, context, bound = ctx
-        is_followed_by_probe = bound is not None and isinstance(context, Unchanged)
-        reduced = output[:-1].reshape(context.destination.shape) if is_followed_by_probe else output
+        is_followed_by_probe = bound is not None and isinstance(context, torch.Tensor)
+        reduced = output[:-1].reshape(context.shape) if is_followed_by_probe else output
         result = super().decompress(reduced, context)
         if bound is not None:
             session.note_participation(float(output[-1 if is_followed_by_probe else 0]) > bound)

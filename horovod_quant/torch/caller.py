@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any, Callable, Union
 
 import torch
 
+from horovod_quant.frontends.calls import Positions
 from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.frontends.step_counts import UNNAMED
 
@@ -26,6 +26,8 @@ _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a Horovod "
     "function that it knows. Give the compressor named_parameters=model.named_parameters()"
 )
+
+_POSITIONS = Positions()
 
 
 class OptimizerCall:
@@ -193,26 +195,6 @@ def _nearest_of_horovod(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
-
-
-class _Positions(threading.local):
-    """Position of a tensor in a list that may have duplicates."""
-
-    def __init__(self) -> None:
-        self._frame = 0
-        self._next = 0
-
-    def next_of(self, tensor: Any, tensors: Sequence[Any], frame: FrameType) -> int:
-        first = self._next if self._frame == id(frame) else 0
-        order = [*range(first, len(tensors)), *range(min(first, len(tensors)))]
-        position = next((i for i in order if tensors[i] is tensor), None)
-        if position is None:  # a wrapping compressor passes on another tensor than it was given
-            position = order[0]
-        self._frame, self._next = id(frame), (position + 1) % len(tensors)
-        return position
-
-
-_POSITIONS = _Positions()
 
 
 def _op(variables: Any) -> Any:

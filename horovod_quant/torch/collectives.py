@@ -41,9 +41,8 @@ def needs_all_workers(members: Sequence[PendingTensor], nodes: Nodes, memory: Me
     if workers.size == 1:
         return False
     scheme = members[0].scheme.for_workers(workers)
-    if any(collective.needs_all_workers for collective in scheme.collectives):
-        return True
-    return split_sums_among(members, scheme, workers, memory) > 0
+    needs_all = any(collective.needs_all_workers for collective in scheme.collectives)
+    return needs_all or split_sums_among(members, scheme, workers, memory) > 0
 
 
 def adapted(

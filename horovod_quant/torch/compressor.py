@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable, Literal, NamedTuple
+from typing import Any, Callable, Literal
 
 import torch
 
@@ -43,12 +43,6 @@ Kernels = Literal["auto", "native", "numpy", "triton"]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of gradients that can be quantized."""
-
-
-class Unchanged(NamedTuple):
-    """Context of a gradient of which Horovod reduces an uncompressed copy."""
-
-    destination: torch.Tensor
 
 
 class Compressor(BaseCompressor):
@@ -154,8 +148,8 @@ class Compressor(BaseCompressor):
             return uncompiled(Compressor.decompress, self, output, ctx)
         if ctx is None:
             return output
-        if isinstance(ctx, Unchanged):
-            return ctx.destination.copy_(output, non_blocking=True)
+        if not isinstance(ctx, PendingTensor):
+            return ctx.copy_(output, non_blocking=True)
         begin = time.perf_counter()
         try:
             return self._finish(output, ctx)
@@ -431,7 +425,10 @@ class Compressor(BaseCompressor):
         return control_tensor
 
     def _handed_over(self, tensor: torch.Tensor, call: Call) -> tuple[torch.Tensor, Any]:
-        """Return a tensor that Horovod reduces uncompressed, and its context."""
+        """Return a tensor that Horovod reduces uncompressed, and its context.
+
+        That is the result's destination, or None where this is the reduced tensor itself.
+        """
         sent = tensor
         if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
             sent = tensor.to(torch.float32)
@@ -439,7 +436,7 @@ class Compressor(BaseCompressor):
             sent = torch.empty(sent.shape, dtype=sent.dtype, device="cpu", pin_memory=True).copy_(sent)
         if not sent.is_contiguous():
             sent = sent.contiguous()
-        return sent, None if sent is tensor else Unchanged(call.destination(tensor))
+        return sent, None if sent is tensor else call.destination(tensor)
 
     # ---- hooks of subclasses for compressed gradients --------------------------------------------------------
 

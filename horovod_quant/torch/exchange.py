@@ -346,8 +346,7 @@ class Group(HorovodJob):
         assert factor is not None
         with self._delivering:
             if not self._delivered:
-                with named_range("decode", self.name, self._scheme):
-                    self._decode(range(len(self._members)), factor)
+                self._decode(range(len(self._members)), factor)
 
     def stalled(self, seconds: float) -> str | None:
         if not self._prospects.awaited:
@@ -410,8 +409,7 @@ class Group(HorovodJob):
             with self._delivering:
                 together = self._decodes_together and not self._delivered
                 indices = range(len(self._members)) if together else [index]
-                with named_range("decode", self.name, self._scheme):
-                    self._decode([i for i in indices if self._delivered.get(i) != factor], factor)
+                self._decode([i for i in indices if self._delivered.get(i) != factor], factor)
         if not self._is_handed_over:  # also after an exception that came before
             memory.hand_over()
             self._is_handed_over = True
@@ -421,7 +419,7 @@ class Group(HorovodJob):
         assert decoded is not None
         if not indices:
             return
-        with self._memory.working():
+        with named_range("decode", self.name, self._scheme), self._memory.working():
             # Inside working(): on a GPU the kernels' stream may write this number, which others may read too early.
             scaled = factor / int(decoded.active)
             self._memory.decode(decoded, indices, scaled, [self._members[i] for i in indices])

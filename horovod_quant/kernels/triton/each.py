@@ -36,7 +36,6 @@ from horovod_quant.kernels.triton.table import (
     range_of,
     steps_of,
     table_of,
-    table_of_values,
 )
 
 _KEY = Key(1, 2)
@@ -60,13 +59,10 @@ class CodeSegments(SegmentKernels):
             return super().decode_sources(outs, sources, decode)
 
     def encode_codes(self, codec: CodeFormat, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        codec.check()
-        bits, bucket_size, table = codec.bits, codec.bucket_size, table_of_values(segments)
-        counts = table.counts(bucket_size)
+        bits, bucket_size, table = codec.bits, codec.bucket_size, segments.table_by(SegmentTable)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         norms = out.view(torch.float32)
-        norms_at, words_at = code_offsets(tuple(at), segments.elements, bucket_size)
-        check_offsets("words", words_at, table.words(code_words, bits), len(out))
+        norms_at, words_at = code_offsets(codec, at, table.elements, len(out))
         columns = {
             "source": table.addresses,
             "norms": out.data_ptr() + _BYTES * norms_at,
@@ -78,7 +74,7 @@ class CodeSegments(SegmentKernels):
             if codec.norm == "max":
                 bucket_norms(codec.norm, table, bucket_size, norms, norms_at)
             else:
-                check_offsets("norms", norms_at, counts, len(out))
+                counts = words_at - norms_at
                 found = arrays.norms_of_square_sums(bucket_norms(codec.norm, table, bucket_size))
                 sources = found.data_ptr() + _BYTES * before(counts)
                 copy_words(sources, columns["norms"], counts, (found, out))
@@ -90,14 +86,11 @@ class CodeSegments(SegmentKernels):
     def decode_codes(
         self, codec: CodeFormat, payloads: Sequence[Any], at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        codec.check()
         bits, bucket_size = codec.bits, codec.bucket_size
         if not payloads:
             raise ValueError("no payloads to decode")
         table, workers = SegmentTable(outs, "out"), len(payloads)
-        norms_at, words_at = code_offsets(tuple(at), table.elements, bucket_size)
-        check_offsets("words", words_at, table.words(code_words, bits), min(map(len, payloads)))
-        check_offsets("norms", norms_at, table.counts(bucket_size), min(map(len, payloads)))
+        norms_at, words_at = code_offsets(codec, at, table.elements, min(map(len, payloads)))
         bases = np.array([typed(one, torch.int32, "payloads").data_ptr() for one in payloads], np.int64)
         pointers = np.empty((len(table), 2 * workers), np.int64)
         pointers[:, 0::2] = bases + _BYTES * words_at[:, None]
@@ -117,12 +110,12 @@ class CodeSegments(SegmentKernels):
 
     def norms(self, norm: str, bucket_size: int, segments: Batch) -> torch.Tensor:
         with batch():
-            return bucket_norms(norm, table_of_values(segments), bucket_size)
+            return bucket_norms(norm, segments.table_by(SegmentTable), bucket_size)
 
     def encode_sums(self, codec: SumFormat, segments: Batch, rounder: Rounder, norms: Any) -> torch.Tensor:
         codec.check()
         bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
-        table = table_of_values(segments)
+        table = segments.table_by(SegmentTable)
         counts, words = table.counts(bucket_size), table.words(sum_words, width)
         if len(norms) != counts.sum():
             raise ValueError(f"norms: {len(norms)} norms for {counts.sum()} buckets")
@@ -168,7 +161,7 @@ class CodeSegments(SegmentKernels):
     # ---- single bits
 
     def binarize(self, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        table = table_of_values(segments)
+        table = segments.table_by(SegmentTable)
         momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
         m, b = _state(momenta, table, "momenta"), _state(scales, table, "scales")
         words_at, counts = np.array(at, np.int64)[:-1], table.counts(TILE)

@@ -11,7 +11,6 @@ import torch
 
 from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.kernels.segment_offsets import counts_of, lengths_of
-from horovod_quant.kernels.segments import Batch
 from horovod_quant.kernels.triton.arguments import KINDS, current_device
 from horovod_quant.kernels.triton.jobs import Rows, layout_of
 from horovod_quant.kernels.triton.launching import INTERPRETED, MAX_ELEMENTS, Kernel, capture, run_rows
@@ -126,13 +125,6 @@ def table_of(outs: Sequence[Any], table: Any) -> SegmentTable:
     """Return the table of ``outs``: ``table``, if it describes exactly these tensors."""
     may_be = isinstance(table, SegmentTable) and len(table) == len(outs)
     return table if may_be and all(map(operator.is_, table.kept, outs)) else SegmentTable(outs, "out")
-
-
-def table_of_values(segments: Batch) -> SegmentTable:
-    """Return the table of a batch's values, which the batch keeps."""
-    if segments.table is None:
-        segments.table = SegmentTable(segments.values)
-    return segments.table
 
 
 def _groups(kinds: Sequence[str], unaligned: np.ndarray) -> list[Group]:
