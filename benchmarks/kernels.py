@@ -259,7 +259,7 @@ def on_cpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
     backend = kernels.get(arguments.kernels)
     isas = [arguments.kernels]
     if arguments.kernels == "native":
-        available = native_library.available_instruction_sets()
+        available = native_library.loaded().available
         isas = arguments.isa or list(available[1:] or available)[::-1]
     console.print(f"{kernels.describe()}; {platform.processor() or platform.machine()}")
     results = []
@@ -274,7 +274,7 @@ def on_cpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
         measured = {}
         for isa in isas:
             if backend is native:
-                native_library.force_instruction_set(isa)
+                native_library.loaded().use(isa)
             measured[isa] = measure(size, isa, selected, arguments.rounds)
         print_table(console, size, measured)
         results += [result for found in measured.values() for result in found]

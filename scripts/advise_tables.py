@@ -19,7 +19,7 @@ from pages import insert
 
 from horovod_quant import kernels
 from horovod_quant.analysis import advice, pays
-from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
+from horovod_quant.analysis.accelerators import MemoryBound, on_accelerators
 from horovod_quant.analysis.advice import Row
 from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_cost
 from horovod_quant.analysis.fabrics import ACCELERATORS, GIGABIT, INSIDE_HOST
@@ -239,7 +239,7 @@ def exchanges(elements: int, fabric: str, software: Software) -> Predicted:
     network = Network(
         1, 4, local_bandwidth=link.bandwidth, local_latency=link.latency, controller=NCCL, software=software
     )
-    where = Setting(shapes_of(elements), network, memory_bound(memory))
+    where = Setting(shapes_of(elements), network, MemoryBound(memory))
     methods: tuple[Method, Method] = (NONE, GlobalQSGD(bits=8))
     return Predicted(*(exchange_cost(method, where).exposed for method in methods))
 

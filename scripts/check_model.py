@@ -53,7 +53,7 @@ def _of_each_family() -> list[str]:
     Of a further family of the registry it is the one with 4 bits, or the fewest above.
     """
     families = {methods.parse(name).family for name in CHOSEN}
-    further = (family.members for family in methods.every_family() if family.name not in families)
+    further = (family for family in methods.every_family() if family[0].family not in families)
     return CHOSEN + [
         next((each for each in members if each.arguments.get("bits", 4) >= 4), members[-1]).name
         for members in further

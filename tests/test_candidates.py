@@ -78,7 +78,7 @@ def test_hierarchical_ones_are_judged_by_what_hosts_exchange() -> None:
 def test_what_travels_inside_a_host_counts() -> None:
     workers, usable = Workers(0, 8, local_size=4), candidates.usable()
     for given in ({}, {"inside": 8}):
-        (named,) = candidates.named(["qsgd-4"], workers, True, **given)
+        named = candidates.named("qsgd-4", workers, True, **given)
         same = candidates.find(MOST_NMSE, workers, True, usable, **given)
         assert all(each.scheme.inside == given.get("inside", "float32") for each in (named, *same))
         # In and out, 3 of 4 elements each; between two hosts a quarter of the codes.
@@ -114,10 +114,10 @@ def test_a_registered_scheme_that_does_not_tell_its_error_or_is_biased_is_not_tr
 
 def test_names_are_full_ones_without_repetition() -> None:
     assert candidates.check_names(["qsgd-04", "eden-3", "qsgd-4"]) == ("qsgd-4", "eden-3")
-    four = candidates.named(["global-qsgd-5"], Workers(0, 4), False)[0]
+    four = candidates.named("global-qsgd-5", Workers(0, 4), False)
     assert (four.name, four.scheme.bits) == ("global-qsgd-5", 5)
     with pytest.raises(ValueError, match="the sum of 64 workers' integers does not fit"):
-        candidates.named(["global-qsgd-5"], Workers(0, 64), False)
+        candidates.named("global-qsgd-5", Workers(0, 64), False)
 
 
 def test_names_that_do_not_support_the_workers_are_left_out_if_others_do() -> None:

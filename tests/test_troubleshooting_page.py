@@ -40,20 +40,16 @@ NOT_ON_THE_PAGE = {
 }
 """Modules whose messages nobody meets who trains, measures or predicts, and why."""
 
-_FOREIGN = "it is the state of another optimizer"
-
 COMPOSED = {
     "self._disagreement(name)": "the workers did not send the same gradient here",
     "disagreement(self._arguments, unequal)": "here, but not on all other workers",
     "disagreement(question.arguments, unequal)": "here, but not on all other workers",
-    "_foreign('parameter groups', lacking, [name for name in group if name != 'params'])": _FOREIGN,
-    '_foreign("parameters\' states", lacking, list(saved))': _FOREIGN,
     "_missing(missing[0], f'{_DYNAMIC} is not set', hierarchical)": "Horovod has no process set for ranks",
     "_missing(ranks, error, hierarchical)": "Horovod has no process set for ranks",
     "_problems[-1]": "cannot be used",
     "_missing_names.message(__name__, name, known)": "module … has no attribute …",
     "missing_names.message(__name__, name, known)": "module … has no attribute …",
-    "missing_names.message(self._module, name, [*others, *self.names()])": "module … has no attribute …",
+    "missing_names.message(self._module, name, self.listed())": "module … has no attribute …",
     "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
     "str(error)": None,
     "plan.problem": None,  # of the first worker's options

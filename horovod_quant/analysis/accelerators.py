@@ -5,8 +5,7 @@ The shares of some kernels were measured on an H100 and an H200; step communicat
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.groups import GROUP_BYTES
@@ -62,30 +61,23 @@ def traffic(kernel: str) -> tuple[float, float | None]:
     return 2 * _FLOAT, 0.0
 
 
-@dataclass(frozen=True)
 class MemoryBound(KernelSpeeds):
-    """Speeds of all kernels, derived from the bytes that they move.
+    """Speeds of kernels and casts, by the bytes that they move.
 
-    Created by `memory_bound`.
+    Args:
+        memory_bandwidth: bytes per second, from the data sheet.
     """
 
-    memory_bandwidth: float = math.inf
+    def __init__(self, memory_bandwidth: float) -> None:
+        cast = 1.5 * _FLOAT / (ATTAINED * memory_bandwidth)
+        super().__init__({}, (cast, cast))
+        self.memory_bandwidth = memory_bandwidth
 
     def _speed(self, call: Call) -> Speed:
         once, of_codes = traffic(call.kernel)
         each = call.bits / 8 if of_codes is None else of_codes
         bandwidth = SHARES.get(call.kernel, ATTAINED) * self.memory_bandwidth
         return Speed((once + each) / bandwidth, each / bandwidth)
-
-
-def memory_bound(memory_bandwidth: float) -> MemoryBound:
-    """Return the speeds of kernels and float16 casts on an accelerator.
-
-    Args:
-        memory_bandwidth: bytes per second, from the data sheet.
-    """
-    cast = 1.5 * _FLOAT / (ATTAINED * memory_bandwidth)
-    return MemoryBound({}, (cast, cast), memory_bandwidth)
 
 
 def on_accelerators(
@@ -96,7 +88,7 @@ def on_accelerators(
     Args:
         shapes, group_bytes: see `Setting`.
         network: the hosts and links.
-        memory_bandwidth: see `memory_bound`.
+        memory_bandwidth: see `MemoryBound`.
     """
     network = replace(network, controller=NCCL, software=nccl_software(memory_bandwidth))
-    return Setting(shapes, network, memory_bound(memory_bandwidth), group_bytes)
+    return Setting(shapes, network, MemoryBound(memory_bandwidth), group_bytes)

@@ -189,10 +189,8 @@ def considered(
     """
     found: list[Choice] = []
     for family in methods.every_family():
-        for hierarchical in _kinds(setting.network) if family.members[0].scheme_class else (False,):
-            members = [
-                choice_of(method, hierarchical=hierarchical, inside=inside) for method in family.members
-            ]
+        for hierarchical in _kinds(setting.network) if family[0].scheme_class else (False,):
+            members = [choice_of(method, hierarchical=hierarchical, inside=inside) for method in family]
             found += members if everything else _worth_modelling(members, setting, max_nmse)
     return found
 

@@ -31,7 +31,7 @@ from horovod_quant.analysis.network import (
     float32_allreduce,
     link_bytes,
 )
-from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
+from horovod_quant.analysis.work import Call, Work, work_of
 from horovod_quant.frontends.methods import FP16 as FP16
 from horovod_quant.frontends.methods import NONE as NONE
 from horovod_quant.reductions.agreement import SIGNS
@@ -122,9 +122,7 @@ def exchange_cost(
     if not 0 <= backward < math.inf:
         raise ValueError(f"backward={backward!r}: use seconds, 0 or more")
     arrivals = _arrivals(setting.shapes, backward)
-    if isinstance(method, Scheme):
-        resolved(method, workers_of(method, setting.network))
-    elif method not in (NONE, FP16):
+    if not isinstance(method, Scheme) and method not in (NONE, FP16):
         raise ValueError(f"method={method!r}: use a scheme, {NONE!r} or {FP16!r}")
     if setting.network.controller == DDP:
         return _by_hook(method, setting, accelerator, arrivals)
@@ -271,7 +269,7 @@ def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work
     MPI sums integers by two alltoalls, and Gloo sums what two workers gather.
     """
     workers = workers_of(scheme, network)
-    work = cached_work_of(scheme, tuple(lengths), workers.size, workers.local_size)
+    work = work_of(scheme, tuple(lengths), workers.size, workers.local_size)
     stages: list[tuple[list[Call], Request]] = []
     for calls, request in work.stages:
         if network.controller == MPI and _is_split(request, lengths, workers):

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels
-from horovod_quant.analysis.work import Call, Watched, cached_work_of, describe_call, resolved, run_alone
+from horovod_quant.analysis.work import UNTIMED, Call, Watched, describe_call, resolved, run_alone, work_of
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 
@@ -102,7 +102,7 @@ def _sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
         found = set()
         for workers in _measured(scheme):
             with suppress(ValueError):  # too many for the scheme, which is not run then
-                work = cached_work_of(scheme, (ELEMENTS,), workers.size, workers.local_size)
+                work = work_of(scheme, (ELEMENTS,), workers.size, workers.local_size)
                 found |= {(call.kernel, call.bits) for call in work.calls}
         if not found or not found <= known:
             kept.append(scheme)
@@ -145,9 +145,12 @@ class _Stopwatch:
 
     def __init__(self, backend: Any) -> None:
         self._seconds: dict[tuple[str, int, int], list[float]] = {}
-        self.kernels = Watched(backend, lambda name: self._timed(name, getattr(backend, name)), {})
+        self.kernels = Watched(backend, self._timed)
 
     def _timed(self, name: str, kernel: Callable) -> Callable:
+        if name in UNTIMED:
+            return kernel
+
         def run(*arguments: Any, **named: Any) -> Any:
             begin = time.thread_time()
             result = kernel(*arguments, **named)

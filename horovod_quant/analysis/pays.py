@@ -77,16 +77,15 @@ class Cell(NamedTuple):
         return f"{self.gain:.1f}x with {self.code.removeprefix('hvq.').removeprefix('hvd.Compression.')}, modelled"
 
 
-def cell(model: str, hosts: int, bandwidth: float, latency: float = LATENCY) -> Cell:
+def cell(model: str, hosts: int, bandwidth: float) -> Cell:
     """Return the table's cell for one of `JOBS`.
 
     Args:
         model: name of the job.
         hosts: number of hosts with one accelerator each.
         bandwidth: bytes per second of a host's link, each way.
-        latency: seconds of a message.
     """
-    network = Network(hosts, 1, bandwidth, latency)
+    network = Network(hosts, 1, bandwidth, LATENCY)
     where = on_accelerators(MODELS[model], network, ACCELERATORS[ACCELERATOR])
     rows = [advice.row_of(choice, where, JOBS[model].step) for choice in advice.considered(where)]
     best = best_of(rows)

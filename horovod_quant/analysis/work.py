@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -122,7 +122,8 @@ def resolved(scheme: Scheme, workers: Workers) -> Scheme:
     return scheme
 
 
-def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int = 1) -> Work:
+@functools.lru_cache(maxsize=4096)
+def work_of(scheme: Scheme, lengths: tuple[int, ...], size: int, local_size: int = 1) -> Work:
     """Return the work of one worker in the reduction of a group.
 
     Args:
@@ -182,10 +183,6 @@ def run_alone(
         decoded.write(i, 1.0, zeros(array))
 
 
-cached_work_of = functools.lru_cache(maxsize=4096)(work_of)
-"""Cached `work_of`, for lengths in a tuple."""
-
-
 def _ghost(length: int, dtype: Any = np.float32) -> np.ndarray:
     """Return a read-only array of any length that takes no memory."""
     return np.ndarray((length,), dtype, _ZEROS, 0, (0,))
@@ -203,7 +200,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
-        self.kernels = Watched(reference, self._noting, UNTIMED)
+        self.kernels = Watched(reference, self._noting)
 
     def taken(self) -> list[Call]:
         """Return and clear the recorded calls, equal ones merged."""
@@ -213,7 +210,10 @@ class _Recorder:
         self._calls = []
         return [Call(kernel, bits, elements, arrays) for (kernel, bits, arrays), elements in totals.items()]
 
-    def _noting(self, name: str) -> Callable:
+    def _noting(self, name: str, kernel: Callable) -> Callable:
+        if name in UNTIMED:
+            return UNTIMED[name]
+
         def note(*arguments: Any, **named: Any) -> Any:
             call, given = describe_call(name, arguments, named)
             if call.elements or name in KERNELS:
@@ -221,7 +221,7 @@ class _Recorder:
             if name == "binarize":
                 return _ghost(ROW * tiles(call.elements), np.int32), _ghost(tiles(call.elements), np.bool_)
             if name not in KERNELS:
-                return getattr(reference, name)(*arguments, **named)
+                return kernel(*arguments, **named)
             out = given.get("out")
             if out is None:
                 out = _ghost(*_result(name, call.elements, given))
@@ -235,24 +235,20 @@ class Watched:
 
     Args:
         backend: the wrapped backend.
-        watch: called with a kernel's name, returns its replacement.
-        replaced: functions that replace others of the backend.
+        watch: called with the name of a function of the backend and the function, returns its replacement.
     """
 
-    def __init__(
-        self, backend: Any, watch: Callable[[str], Callable], replaced: Mapping[str, Callable]
-    ) -> None:
-        self._backend, self._watch, self._replaced = backend, watch, replaced
-        self._found: dict[str, Any] = {}
+    def __init__(self, backend: Any, watch: Callable[[str, Callable], Callable]) -> None:
+        self._backend, self._watch = backend, watch
 
     def __getattr__(self, name: str) -> Any:
         if name == "segments":
             raise AttributeError(name)  # a call for many segments would hide the single ones
-        if name not in self._found:
-            other = getattr(self._backend, name)
-            is_kernel = inspect.isfunction(other) and name not in UNTIMED
-            self._found[name] = self._replaced.get(name, self._watch(name) if is_kernel else other)
-        return self._found[name]
+        found = getattr(self._backend, name)
+        if inspect.isfunction(found):
+            found = self._watch(name, found)
+        setattr(self, name, found)
+        return found
 
 
 def _pack(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:

@@ -92,20 +92,13 @@ def usable() -> tuple[type[Scheme], ...]:
     return tuple(kind for kind in registry.registered() if kind.unbiased and kind.own_optimizer is None)
 
 
-def named(
-    names: Iterable[str], workers: Workers, hierarchical: bool, inside: Inside = FLOAT32
-) -> list[Candidate]:
-    """Return the methods with these names.
+def named(name: str, workers: Workers, hierarchical: bool, inside: Inside = FLOAT32) -> Candidate:
+    """Return the method with a name.
 
     Raises:
         ValueError: there is no such method, or it does not support the workers.
     """
-    found = []
-    for name in names:
-        scheme = methods.parse(name).scheme()
-        assert scheme is not None
-        found.append(_candidate(name, scheme, workers, hierarchical, inside))
-    return found
+    return _candidate(methods.parse(name), workers, hierarchical, inside)
 
 
 def possible(
@@ -120,7 +113,7 @@ def possible(
     refused: dict[str, ValueError] = {}
     for name in names:
         try:
-            found += named([name], workers, hierarchical, inside)
+            found.append(named(name, workers, hierarchical, inside))
         except ValueError as error:
             refused[name] = error
     if not found:
@@ -155,12 +148,12 @@ def check_names(names: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _families(kinds: tuple[type[Scheme], ...]) -> list[methods.Family]:
-    return [family for family in methods.every_family() if family.members[0].scheme_class in kinds]
+def _families(kinds: tuple[type[Scheme], ...]) -> list[tuple[methods.Method, ...]]:
+    return [family for family in methods.every_family() if family[0].scheme_class in kinds]
 
 
 def _fitting(
-    families: Iterable[methods.Family],
+    families: Iterable[Iterable[methods.Method]],
     max_nmse: float,
     workers: Workers,
     hierarchical: bool,
@@ -169,23 +162,24 @@ def _fitting(
 ) -> Iterator[Candidate]:
     """Yield the narrowest method of each family within ``max_nmse``."""
     for family in families:
-        for method in family.members:
+        for method in family:
             scheme = method.scheme()
-            assert scheme is not None
-            if on_device and scheme.host_requirement() is not None:
+            if on_device and scheme is not None and scheme.host_requirement() is not None:
                 continue
             with suppress(ValueError):  # too few bits for the number of workers
-                found = _candidate(method.name, scheme, workers, hierarchical, inside)
+                found = _candidate(method, workers, hierarchical, inside)
                 if found.nmse is not None and found.nmse <= max_nmse:
                     yield found
                     break
 
 
-def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool, inside: Inside) -> Candidate:
+def _candidate(method: methods.Method, workers: Workers, hierarchical: bool, inside: Inside) -> Candidate:
+    scheme = method.scheme()
+    assert scheme is not None
     whole = Hierarchical(scheme, inside) if hierarchical else scheme
     resolved(whole, workers)
     nmse = whole.expected_nmse(workers.size, workers.nodes)
-    return Candidate(name, whole, nmse, bits_sent(whole, workers))
+    return Candidate(method.name, whole, nmse, bits_sent(whole, workers))
 
 
 def bits_sent(scheme: Scheme, workers: Workers) -> float:
@@ -193,7 +187,7 @@ def bits_sent(scheme: Scheme, workers: Workers) -> float:
 
     These are one worker's; float32 in a ring has ``64 (n - 1) / n``.
     """
-    work = work_of(scheme, [_ELEMENTS], workers.size, workers.local_size)
+    work = work_of(scheme, (_ELEMENTS,), workers.size, workers.local_size)
     sent = sum(sum(sent_bytes(request, workers.size_of(request.group))) for _, request in work.stages)
     return 8 * sent / _ELEMENTS
 

@@ -108,10 +108,6 @@ class Run:
         """Return the tables to print."""
         return [report.table(self.setting, results), report.caption(self.setting, results)]
 
-    def advice(self, results: list[dict[str, Any]]) -> choosing.Chosen | None:
-        """Return the recommendation from the results."""
-        return choosing.choose(self.variants, results) if results else None
-
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def main(self) -> int:
@@ -142,7 +138,8 @@ class Run:
         problem = self._agreed_problem()
         if problem:
             self.framework.workers.shutdown()
-            return failure(self.program, problem, self._first)
+            # At a status other than 0 horovodrun ends all workers, perhaps before the first one has printed.
+            return failure(self.program, problem) if self._first else 0
         self._leave_out()
         self.setting = self._setting()
         self._say(f"{self.setting['kernels']}; {self.setting['processor']}")
@@ -235,12 +232,12 @@ class Run:
             return 0
         self.setting["interrupted"] = False
         results, plan, status = self.results(), self.plan, 0
-        chosen = self.advice(results)
+        chosen = choosing.choose(self.variants, results)
         if chosen is not None:
             self.setting["recommended"], self.setting["code"] = chosen.method, chosen.code
         for argument, path, write in (
             ("--json", plan.json, report.write_json),
-            ("", "", self._print),
+            ("", "", lambda path, setting, found: self._print(found, chosen)),
             ("--plot", plan.plot, report.plot),
         ):
             try:
@@ -254,13 +251,12 @@ class Run:
                 status = 1
         return status
 
-    def _print(self, _: str, setting: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    def _print(self, results: list[dict[str, Any]], chosen: choosing.Chosen | None) -> None:
         console = report.console()
         for table in self.tables(results):
             console.print(table)
-        chosen = self.advice(results)
         if chosen is not None:
-            console.print(*choosing.lines(chosen, setting["framework"]), sep="\n", soft_wrap=True)
+            console.print(*choosing.lines(chosen, self.plan.framework), sep="\n", soft_wrap=True)
         sys.stdout.flush()
 
     def _say(self, text: str) -> None:
@@ -286,9 +282,9 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
             check_output(plan.json, plan.plot)
     except Problem as problem:
         if first:
-            return failure(kind.program, str(problem), first)
+            return failure(kind.program, str(problem))
         time.sleep(HEAD_START)
-        return failure(kind.program, f"worker {rank}: {problem}", True)
+        return failure(kind.program, f"worker {rank}: {problem}")
     return kind(plan).main()
 
 
@@ -297,20 +293,10 @@ def launch_rank() -> int:
     return find_launch_context((*HOROVOD, TORCHRUN)).rank
 
 
-def failure(program: str, problem: str, first: bool) -> int:
-    """Print, on one worker, a problem.
-
-    Return the exit status. Workers that know the same problem return 0: at the first other status horovodrun ends all
-    workers, perhaps before that one has printed.
-
-    Args:
-        program: the command.
-        problem: the problem.
-        first: whether this is the worker that prints.
-    """
-    if first:
-        write_line(f"{program}: error: {problem}", sys.stderr)
-    return 2 if first else 0
+def failure(program: str, problem: str) -> int:
+    """Print a problem, and return the exit status."""
+    write_line(f"{program}: error: {problem}", sys.stderr)
+    return 2
 
 
 def check_output(json: str | None, plot: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,51 +15,24 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_quant.torch as hvq
 from horovod_quant.analysis.models import elements
 from horovod_quant.bench.torch_model import Gradients, TorchTrial
+from horovod_quant.bench.torch_model import configure as configure
 from horovod_quant.bench.variants import DDPS_OWN, Options, Variant
-from horovod_quant.frontends.methods import FP16
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 START_POWERSGD = 2  # the minimum: DDP rebuilds its buckets after the first step
 
+workers = SimpleNamespace(
+    init=lambda: dist.init_process_group("gloo"),
+    rank=dist.get_rank,
+    size=dist.get_world_size,
+    local_rank=lambda: int(os.environ["LOCAL_RANK"]),
+    local_size=lambda: int(os.environ["LOCAL_WORLD_SIZE"]),
+    mpi_enabled=lambda: False,
+    shutdown=dist.destroy_process_group,
+)
+"""Process group that ``torchrun`` has started, with Horovod's interface."""
 
-class workers:
-    """Process group that ``torchrun`` has started, with Horovod's interface."""
-
-    @staticmethod
-    def init() -> None:
-        dist.init_process_group("gloo")
-
-    @staticmethod
-    def rank() -> int:
-        return dist.get_rank()
-
-    @staticmethod
-    def size() -> int:
-        return dist.get_world_size()
-
-    @staticmethod
-    def local_rank() -> int:
-        return int(os.environ["LOCAL_RANK"])
-
-    @staticmethod
-    def local_size() -> int:
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-
-    @staticmethod
-    def mpi_enabled() -> bool:
-        return False
-
-    @staticmethod
-    def shutdown() -> None:
-        dist.destroy_process_group()
-
-
-def configure() -> None:
-    torch.set_num_threads(1)
-
-
-def barrier() -> None:
-    dist.barrier()
+barrier = dist.barrier
 
 
 def allgather(array: np.ndarray, name: str) -> np.ndarray:
@@ -80,8 +54,7 @@ def bf16_hook(state, bucket):
     )
 
 
-_HOOKS = (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)
-HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, _HOOKS))
+HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)))
 """Hooks by name; a number is PowerSGD's rank."""
 
 
@@ -127,10 +100,7 @@ class Trial(TorchTrial):
 
     def bytes_sent(self) -> float:
         """Return the bytes this worker has sent; for PowerSGD, since its start."""
-        if self._state is not None:
-            return self._state.stats().total.bytes_sent
-        sent = self._exchanges * elements(self._gradients.shapes)
+        size = dist.get_world_size()
         if self._powersgd is not None:
-            sent = self._powersgd.total_numel_after_compression
-        width = 2 if self.variant.label in (FP16, "bf16") else 4
-        return ring_allreduce_bytes(width * sent, dist.get_world_size())
+            return ring_allreduce_bytes(4 * self._powersgd.total_numel_after_compression, size)
+        return self.variant.bytes_sent(self._state, self._exchanges, self._gradients.shapes, size)

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_quant.tensorflow as hvq
-from horovod_quant.analysis.models import Shapes, elements
+from horovod_quant.analysis.models import Shapes
 from horovod_quant.bench.rounds import WARM_UP
 from horovod_quant.bench.variants import Options, Variant
 
@@ -111,7 +111,4 @@ class Trial:
         self._exchanges += 1
 
     def bytes_sent(self) -> float:
-        """Return the counted bytes that this worker has sent in all runs."""
-        if self.variant.ours:
-            return self._compression.stats().total.bytes_sent
-        return self._exchanges * self.variant.plain_bytes(elements(self._gradients.shapes), hvd.size())
+        return self.variant.bytes_sent(self._compression, self._exchanges, self._gradients.shapes, hvd.size())

@@ -18,6 +18,10 @@ from horovod_quant.bench.rounds import WARM_UP
 from horovod_quant.bench.variants import Options, Variant
 
 
+def configure() -> None:
+    torch.set_num_threads(1)
+
+
 class _Visit(torch.autograd.Function):
     """Identity function whose backward pass waits, and leaves the parameter's gradient unchanged."""
 

@@ -9,19 +9,12 @@ import numpy as np
 import torch
 
 import horovod_quant.torch as hvq
-from horovod_quant.analysis.models import elements
 from horovod_quant.bench.torch_model import Gradients, TorchTrial
+from horovod_quant.bench.torch_model import configure as configure
 from horovod_quant.bench.variants import Options, Variant
 
 workers = hvd
-
-
-def configure() -> None:
-    torch.set_num_threads(1)
-
-
-def barrier() -> None:
-    hvd.barrier()
+barrier = hvd.barrier
 
 
 def allgather(array: np.ndarray, name: str) -> np.ndarray:
@@ -36,8 +29,7 @@ class Trial(TorchTrial):
         self._optimizer: Any = None
         self._compression: Any = None
         if variant.method is not None:
-            ours = {"overlap": options.overlap} if variant.ours else {}
-            self._compression = variant.compression(hvd, hvq, **ours)
+            self._compression = variant.compression(hvd, hvq, overlap=options.overlap)
             own = variant.own_optimizer
             plain = (torch.optim.SGD if own is None else getattr(hvq.optim, own))(self._parameters, lr=0.1)
             # Unique names for each variant: a known name with another shape misses in Horovod's cache.
@@ -52,7 +44,4 @@ class Trial(TorchTrial):
             self._optimizer.synchronize()
 
     def bytes_sent(self) -> float:
-        """Return the counted bytes that this worker has sent in all runs."""
-        if self.variant.ours:
-            return self._compression.stats().total.bytes_sent
-        return self._exchanges * self.variant.plain_bytes(elements(self._gradients.shapes), hvd.size())
+        return self.variant.bytes_sent(self._compression, self._exchanges, self._gradients.shapes, hvd.size())

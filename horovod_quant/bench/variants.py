@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from horovod_quant.analysis.calibration import NOT_MODELLED
+from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.analysis.network import DDP as DDP
 from horovod_quant.frontends.methods import FP16, NONE, Method
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
-ELEMENT_BYTES = {NONE: 4, FP16: 2}
+ELEMENT_BYTES = {NONE: 4, FP16: 2, "bf16": 2}
+"""Bytes of an element that Horovod or DDP reduces itself."""
 
 DDPS_OWN = (NONE, FP16, *NOT_MODELLED)
 """Hooks of PyTorch; none is DDP without a hook."""
@@ -49,15 +51,14 @@ class Variant(NamedTuple):
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         """Return the value of ``compression=``; this package's compressors get the options."""
         assert self.method is not None
-        if not self.ours:
-            return self.method.compression(hvd, hvq)
         return self.method.compression(hvd, hvq, group_bytes=self.group_bytes, seed=self.seed, **options)
 
-    def plain_bytes(self, elements: int, size: int) -> float:
-        """Return the bytes a worker sends without this package."""
-        if self.method is None:
-            return 0.0
-        return ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements, size)
+    def bytes_sent(self, compression: Any, runs: int, shapes: Shapes, size: int) -> float:
+        """Return the counted bytes that a worker has sent in all runs."""
+        if self.ours:
+            return compression.stats().total.bytes_sent
+        name = self.label if self.method is None else self.method.name
+        return runs * ring_allreduce_bytes(ELEMENT_BYTES.get(name, 0) * elements(shapes), size)
 
     def refusal(self, size: int) -> str | None:
         """Return why the number of workers is not supported, or None."""

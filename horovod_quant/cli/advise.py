@@ -76,11 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     observations, warnings = read_calibrations(arguments, network)
     if observations:
         network = replace(network, controller=observations[0].network.controller)
-    if network.controller == DDP:
-        if arguments.group_bytes != GROUP_BYTES:
-            raise Problem(
-                "--group-bytes: it has no effect under DDP, whose buckets are the groups; leave it out"
-            )
+    if network.controller == DDP and arguments.group_bytes != GROUP_BYTES:
+        raise Problem("--group-bytes: it has no effect under DDP, whose buckets are the groups; leave it out")
     chosen = read_choices(arguments, network, shapes)
     if network.controller == NCCL:
         warnings.append(

@@ -48,7 +48,3 @@ def _run(argv: Sequence[str] | None) -> int:
     except Problem as problem:
         write_line(f"{PROGRAM} {arguments.command}: {problem}", sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

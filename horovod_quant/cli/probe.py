@@ -66,14 +66,12 @@ def built_for(framework: str) -> str | None:
         return None
 
 
-def version_of(*distributions: str) -> str | None:
-    """Return the version of the first installed distribution, or None."""
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 _CHILD = "import sys; sys.path[:] = {!r}; import runpy; runpy.run_module('horovod_quant.cli.probe', None, '__main__')"

@@ -48,10 +48,8 @@ def show(sections: Sequence[Section], hints: Sequence[str] = (), plain: bool = F
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        _show_plain(sections, ending)
-        return
-    console = Console(highlight=False, emoji=False, markup=False)
-    if plain or not console.is_terminal:
+        plain = True
+    if plain or not (console := Console(highlight=False, emoji=False, markup=False)).is_terminal:
         _show_plain(sections, ending)
         return
     for section in sections:

@@ -78,6 +78,7 @@ def rotated_sum_step(bits: int, workers: int, rounding: str = "correlated") -> f
     return math.ceil(high * 2**12) / 2**12
 
 
+@functools.lru_cache(maxsize=256)
 def estimate_margin(samples: int) -> float:
     """Return the factor for a variance that is only estimated.
 

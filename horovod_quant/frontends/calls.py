@@ -1,7 +1,8 @@
-"""Validation of calls of Horovod's operations with a compressor."""
+"""Validation of calls with a compressor, and positions in Horovod's groups."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,3 +33,24 @@ def check_dtype(name: str, dtype: Any, usable: Sequence[Any]) -> None:
             f"{name}: a gradient of dtype {dtype} cannot be quantized; use float16, bfloat16, float32 or "
             f"float64, or leave compression out of this call"
         )
+
+
+class Positions(threading.local):
+    """Position of a tensor in a list that may have duplicates.
+
+    Horovod compresses the tensors of a group in order.
+    """
+
+    def __init__(self) -> None:
+        self._call = 0
+        self._next = 0
+
+    def next_of(self, tensor: Any, tensors: Sequence[Any], call: object) -> int:
+        """Return the tensor's next position; ``call`` lives as long as Horovod's call."""
+        first = self._next if self._call == id(call) else 0
+        order = [*range(first, len(tensors)), *range(min(first, len(tensors)))]
+        position = next((i for i in order if tensors[i] is tensor), None)
+        if position is None:  # a wrapping compressor passes on another tensor than it was given
+            position = order[0]
+        self._call, self._next = id(call), (position + 1) % len(tensors)
+        return position

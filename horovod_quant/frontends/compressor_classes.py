@@ -11,14 +11,13 @@ import difflib
 import inspect
 import re
 import sys
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
 from horovod_quant.frontends import missing_names
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme, renamed_arguments
+from horovod_quant.schemes.base import Scheme, argument_names, renamed_arguments, type_hints
 
 
 class Classes:
@@ -26,21 +25,17 @@ class Classes:
 
     Args:
         module: name of the classes' module.
-        base: the frontend's compressor class.
-        with_optimizer: the compressor classes for specific optimizers, by the optimizer's name.
+        bases: the frontend's compressor classes: one for any optimizer, and those for specific ones.
         further: compressor classes without a scheme.
     """
 
-    def __init__(
-        self, module: str, base: type, with_optimizer: Mapping[str, type], further: Sequence[type] = ()
-    ) -> None:
+    def __init__(self, module: str, bases: Sequence[Any], further: Sequence[type] = ()) -> None:
         self._module = module
-        self._base = base
-        self._with_optimizer = with_optimizer
+        self._bases: dict[str | None, type] = {base.own_optimizer: base for base in bases}
         self._made: dict[type[Scheme], type] = {}
-        for kind in (base, *with_optimizer.values(), *further):
+        for kind in (*bases, *further):
             _describe_constructor(kind)
-        for kind in (base, *further):
+        for kind in (self._bases[None], *further):
             kind.__doc__ = documentation(kind)
 
     def find(self, name: str) -> type:
@@ -51,8 +46,7 @@ class Classes:
         """
         scheme_class = None if name.startswith("_") else registry.find(name)
         if scheme_class is None:
-            others = getattr(sys.modules.get(self._module), "__all__", ())
-            raise AttributeError(missing_names.message(self._module, name, [*others, *self.names()]))
+            raise AttributeError(missing_names.message(self._module, name, self.listed()))
         if scheme_class not in self._made:
             self._made[scheme_class] = self._make(scheme_class)
         return self._made[scheme_class]
@@ -61,25 +55,18 @@ class Classes:
         """Names of this package's schemes."""
         return [scheme_class.__name__ for scheme_class in registry.own()]
 
-    def names(self) -> list[str]:
-        """Names of all schemes."""
-        return [scheme_class.__name__ for scheme_class in registry.registered()]
-
-    def base_of(self, scheme_class: type[Scheme]) -> type:
-        """Return the base class of a scheme's compressor class."""
-        wanted = scheme_class.own_optimizer
-        if wanted is None:
-            return self._base
-        if wanted not in self._with_optimizer:
-            raise AttributeError(
-                f"{scheme_class.__name__} needs the optimizer {wanted}, which {self._module} does not have"
-            )
-        return self._with_optimizer[wanted]
+    def listed(self) -> list[str]:
+        """Return the module's names and those of all schemes, for its ``__dir__``."""
+        public = getattr(sys.modules.get(self._module), "__all__", ())
+        return sorted({*public, *(scheme_class.__name__ for scheme_class in registry.registered())})
 
     def _make(self, scheme_class: type[Scheme]) -> type:
-        base, name = self.base_of(scheme_class), scheme_class.__name__
+        name, wanted = scheme_class.__name__, scheme_class.own_optimizer
+        if wanted not in self._bases:
+            raise AttributeError(f"{name} needs the optimizer {wanted}, which {self._module} does not have")
+        base = self._bases[wanted]
         signature = signature_of(base, scheme_class)
-        fields = {field.name for field in _fields(scheme_class)}
+        fields = set(argument_names(scheme_class))
 
         def __init__(self: Any, *given: Any, **named: Any) -> None:
             arguments = _bound(signature, name, given, renamed_arguments(scheme_class, named))
@@ -110,7 +97,7 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
         vars(kind)["__init__"] for kind in base.__mro__ if "__init__" in vars(kind) and kind is not object
     ]
     for constructor in reversed(constructors):
-        hints = _hints(constructor)
+        hints = type_hints(constructor)
         written: Signature = getattr(constructor, "_written", None) or inspect.signature(constructor)
         for parameter in written.parameters.values():
             if parameter.name != "self" and parameter.kind is not Parameter.VAR_KEYWORD:
@@ -121,7 +108,7 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
         del found[name]
     own = [found.pop("scheme")] if "scheme" in found else []
     if scheme_class is not None:
-        hints = _hints(scheme_class)
+        hints = type_hints(scheme_class)
         # Positional arguments of the base class stay positional.
         taken = any(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in found.values())
         own = [
@@ -133,7 +120,8 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
                 default=_default(field),
                 annotation=hints.get(field.name, field.type),
             )
-            for field in _fields(scheme_class)
+            for field in dataclasses.fields(scheme_class)  # type: ignore[arg-type]
+            if field.init
         ]
     parameters = sorted([*own, *found.values()], key=lambda each: each.kind)
     return Signature(parameters, return_annotation=None)
@@ -151,22 +139,10 @@ def _set_signature(constructor: Any, signature: Signature) -> None:
     constructor.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])
 
 
-def _fields(scheme_class: type[Scheme]) -> list[dataclasses.Field]:
-    return [field for field in dataclasses.fields(scheme_class) if field.init]  # type: ignore[arg-type]
-
-
 def _default(field: dataclasses.Field) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return Parameter.empty if field.default is dataclasses.MISSING else field.default
-
-
-def _hints(of: Any) -> dict[str, Any]:
-    """Return annotations as types, or as texts if Python cannot evaluate them."""
-    try:
-        return typing.get_type_hints(of)
-    except (TypeError, NameError):
-        return {}
 
 
 def _bound(signature: Signature, name: str, given: tuple, named: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,10 +24,12 @@ from horovod_quant.frontends.arguments import (
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.reductions.agreement import WIRE_VERSION, signs_of
+from horovod_quant.reductions.agreement import COMMON, WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import (
+    UNEVEN_HOSTS,
     Scheme,
     Workers,
     argument_names,
@@ -245,18 +248,9 @@ class BaseCompressor(metaclass=CompressorClass):
     def _arguments(self) -> dict[str, str]:
         """Return the arguments that all workers must share, see `horovod_quant.reductions.agreement`."""
         policy = self.policy
-        values = {
-            **self._choosing_arguments(),
-            switch.VARIABLE: int(policy.is_off),
-            "min_elements": policy.min_elements,
-            "exclude": policy.exclude,
-            "overrides": policy.overrides,
-            "seed": self.seed,
-            "hierarchical": self.hierarchical,
-            "inside": self.inside,
-            "group_bytes": self.group_bytes,
-            "overlap": self.overlap,
-        }
+        values = {**self._choosing_arguments(), switch.VARIABLE: int(policy.is_off)}
+        for argument in COMMON[1:]:
+            values[argument] = getattr(policy if hasattr(policy, argument) else self, argument)
         if self.nmse_every:
             values["nmse_every"] = f"{self.nmse_every}, nmse_share={self.nmse_share}"
         return {argument: str(value) for argument, value in values.items()}
@@ -298,20 +292,39 @@ class BaseCompressor(metaclass=CompressorClass):
         self._steps, self._first_step = counts, first_step
 
     def _local_size(self) -> int:
-        """Return the known number of workers of a node.
+        """Return the number of workers of a node, 1 without a hierarchy.
 
-        It is 1 without a hierarchy.
+        Raises:
+            ValueError: nodes have different numbers of workers.
+            RuntimeError: under elastic training.
         """
-        return nodes.local_size(self._basics, self.hierarchical)
+        if not self.hierarchical:
+            return 1
+        if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+            raise RuntimeError(
+                "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
+            )
+        if self.hierarchical is not True:
+            return self.hierarchical
+        if not self._basics().is_homogeneous():
+            raise ValueError(UNEVEN_HOSTS)
+        return self._basics().local_size()
 
     def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:
         """Warn once if none of these gradients is compressed.
 
         ``elements`` are by name.
         """
-        if not self._said_nothing_is_compressed:
-            self._said_nothing_is_compressed = no_gain.warn_if_nothing_is_compressed(
-                type(self).__name__, self.policy, elements
+        policy = self.policy
+        if self._said_nothing_is_compressed or policy.is_off or policy.compresses_any(elements):
+            return
+        if elements:
+            self._said_nothing_is_compressed = True
+            notices.warn(
+                f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has fewer "
+                f"than min_elements={policy.min_elements} elements (the largest has {max(elements.values())}), or is "
+                f"excluded",
+                stacklevel=2,
             )
 
     def _warn_if_it_sends_more(self, size: int, are_nodes: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from horovod_quant.schemes.base import Scheme
@@ -36,18 +36,25 @@ def cut(members: Sequence[Member], group_bytes: int, operations: int) -> list[li
     deepest = max((len(member.scheme.collectives) for member in members), default=0)
     collectives = max(deepest, _COLLECTIVES_PER_GROUP)
     most_groups = max(_FEWEST_GROUPS, (_CACHE_ENTRIES - operations) // collectives)
-    room_of_group = max(group_bytes, total // most_groups)
-    open_groups: dict[Scheme, list[str]] = {}
-    room: dict[Scheme, int] = {}
-    groups: list[list[str]] = []
-    for member in members:
-        scheme = member.scheme
-        if scheme in open_groups and member.bytes > room[scheme]:
-            groups.append(open_groups.pop(scheme))
-        if scheme not in open_groups:
-            open_groups[scheme], room[scheme] = [], room_of_group
-        open_groups[scheme].append(member.name)
-        room[scheme] -= member.bytes
-    groups.extend(open_groups.values())
-    at = {member.name: position for position, member in enumerate(members)}
-    return sorted(groups, key=lambda names: at[names[-1]])
+    sizes = [(member.scheme, member.bytes) for member in members]
+    groups = cut_by_scheme(sizes, max(group_bytes, total // most_groups))
+    return [[members[i].name for i in group] for group in sorted(groups, key=lambda group: group[-1])]
+
+
+def cut_by_scheme(sizes: Iterable[tuple[Scheme, int]], group_bytes: int) -> list[list[int]]:
+    """Return the positions of each group's gradients, ordered by first members.
+
+    Args:
+        sizes: scheme and bytes of the gradients, in their order of arrival.
+        group_bytes: bytes of gradients per group.
+    """
+    groups: list[list[int]] = []
+    open_groups: dict[Scheme, tuple[list[int], int]] = {}
+    for position, (scheme, size) in enumerate(sizes):
+        group, room = open_groups.get(scheme, ([], -1))
+        if size > room:
+            group, room = [], group_bytes
+            groups.append(group)
+        group.append(position)
+        open_groups[scheme] = (group, room - size)
+    return groups

@@ -12,13 +12,13 @@ import dataclasses
 import difflib
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from horovod_quant.frontends import former_names
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme, argument_names
+from horovod_quant.schemes.base import Scheme, argument_names, type_hints
 
 NONE, FP16 = registry.HOROVODS_OWN
 BINSGDM = "binsgdm"
@@ -67,7 +67,7 @@ class Method(NamedTuple):
         Args:
             hvd: ``horovod.torch`` or ``horovod.tensorflow``.
             hvq: ``horovod_quant.torch`` or ``horovod_quant.tensorflow``.
-            **options: further arguments of the compressor; Horovod's own accept none.
+            **options: further arguments of the compressor; ignored for Horovod's own.
         """
         if self.class_name is None:
             return getattr(hvd.Compression, self.name)
@@ -77,7 +77,7 @@ class Method(NamedTuple):
         """Return the code after ``compression=``: ``hvq.QSGD(bits=4, norm='l2')``, ``hvd.Compression.fp16``.
 
         Args:
-            **options: further arguments of the compressor; Horovod's own accept none.
+            **options: further arguments of the compressor; ignored for Horovod's own.
         """
         if self.class_name is None:
             return f"hvd.Compression.{self.name}"
@@ -85,28 +85,20 @@ class Method(NamedTuple):
         return f"hvq.{self.class_name}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
-class Family(NamedTuple):
-    """Methods that differ only in their bits; ``members`` is sorted by bits."""
-
-    name: str
-    members: tuple[Method, ...]
-
-
-def every_family() -> list[Family]:
+def every_family() -> list[tuple[Method, ...]]:
     """Return the methods that commands consider, with all possible bits.
 
-    They are Horovod's, and those of each short name and variant. Methods that lack an argument are left out, as are
-    those that another package's scheme refuses.
+    Those that differ only in their bits are together, sorted by bits. They are Horovod's, and those of each short name
+    and variant. Methods that lack an argument are left out, as are those that another package's scheme refuses.
     """
-    found = [Family(name, (Method(name, None, {}),)) for name in (NONE, FP16)]
-    for short, kind, preset in _presets():
-        for variant in ({}, *_variants(kind)):
-            members = []
-            for bits in range(1, MOST_BITS + 1) if _has_bits(kind, preset) else (None,):
-                with suppress(ValueError):
-                    members.append(_method(short, kind, preset, bits, variant))
-            if members:
-                found.append(Family(members[0].family, tuple(members)))
+    found: list[tuple[Method, ...]] = [(Method(name, None, {}),) for name in (NONE, FP16)]
+    for short, kind, preset, variant in _variants():
+        members = []
+        for bits in range(1, MOST_BITS + 1) if _has_bits(kind, preset) else (None,):
+            with suppress(ValueError):
+                members.append(_method(short, kind, preset, bits, variant))
+        if members:
+            found.append(tuple(members))
     return found
 
 
@@ -117,10 +109,8 @@ def families(for_compressor: bool = False) -> list[str]:
         for_compressor: see `parse`.
     """
     found = [] if for_compressor else [NONE, FP16]
-    for name, kind, preset in _presets():
-        if for_compressor and kind.own_optimizer is not None:
-            continue
-        for variant in ({}, *_variants(kind)):
+    for name, kind, preset, variant in _variants():
+        if not for_compressor or kind.own_optimizer is None:
             bits = ["BITS"] if _has_bits(kind, preset) else []
             found.append("-".join([name, *bits, *_spelled(kind, variant)]))
     return found
@@ -134,11 +124,10 @@ def compared() -> list[str]:
 def examples() -> dict[str, Scheme]:
     """Return a scheme with defaults for each short name, where possible."""
     found = {}
-    for name, kind, preset in _presets():
-        for variant in ({}, *_variants(kind)):
-            if set(registry.required_arguments(kind)) <= {*preset, *variant}:
-                with suppress(ValueError):  # another package's, whose defaults do not suit its preset
-                    found["-".join([name, *_spelled(kind, variant)])] = kind(**{**preset, **variant})
+    for name, kind, preset, variant in _variants():
+        if set(registry.required_arguments(kind)) <= {*preset, *variant}:
+            with suppress(ValueError):  # another package's, whose defaults do not suit its preset
+                found["-".join([name, *_spelled(kind, variant)])] = kind(**{**preset, **variant})
     return found
 
 
@@ -263,10 +252,7 @@ def _read(kind: type[Scheme], text: str) -> dict[str, Any] | None:
 
 def _fields(kind: type[Scheme]) -> dict[str, tuple[Any, ...]]:
     """Return arguments that names can spell out, with choices; none for numbers."""
-    try:
-        hints = typing.get_type_hints(kind)
-    except (TypeError, NameError):
-        hints = {}
+    hints = type_hints(kind)
     found: dict[str, tuple[Any, ...]] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         hint = hints.get(field.name)
@@ -334,8 +320,11 @@ def _presets() -> Iterator[tuple[str, type[Scheme], dict[str, Any]]]:
             yield family, kind, preset
 
 
-def _variants(kind: type[Scheme]) -> Sequence[Mapping[str, Any]]:
-    return vars(kind).get("variants", ())
+def _variants() -> Iterator[tuple[str, type[Scheme], dict[str, Any], Mapping[str, Any]]]:
+    """Yield each preset without further arguments, then with those of each variant."""
+    for family, kind, preset in _presets():
+        for variant in ({}, *vars(kind).get("variants", ())):
+            yield family, kind, preset, variant
 
 
 def _has_bits(kind: type[Scheme], preset: Mapping[str, Any]) -> bool:

@@ -95,24 +95,3 @@ def _remedy(scheme: Scheme, workers: Workers, resolved_for: Workers) -> str:
             if _ratio(dataclasses.replace(scheme, **changed), workers, resolved_for) < 1:  # type: ignore[type-var]
                 return f"use {', '.join(f'{name}={value!r}' for name, value in changed.items())}"
     return "use fewer bits, or another method: `horovod-quant advise` names one"
-
-
-def warn_if_nothing_is_compressed(name: str, policy: Policy, elements: Mapping[str, int]) -> bool:
-    """Warn if a policy compresses no gradient.
-
-    Args:
-        name: name of the compressor's class.
-        policy: policy of the compressor.
-        elements: number of elements of each gradient, by name.
-
-    Returns:
-        True if it has warned.
-    """
-    if not elements or policy.is_off or policy.compresses_any(elements):
-        return False
-    notices.warn(
-        f"{name} compresses nothing: each of the model's {len(elements)} gradients has fewer than "
-        f"min_elements={policy.min_elements} elements (the largest has {max(elements.values())}), or is excluded",
-        stacklevel=3,
-    )
-    return True

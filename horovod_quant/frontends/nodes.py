@@ -6,12 +6,13 @@ so are the workers with the same local rank (CROSS).
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 from horovod_quant.frontends.arguments import hierarchy_of
-from horovod_quant.schemes.base import ALL, CROSS, LOCAL, UNEVEN_HOSTS, Workers, require_whole_nodes
+from horovod_quant.schemes.base import ALL, CROSS, LOCAL, UNEVEN_HOSTS, Workers, nodes_of
 
 _SIZES = {"HOROVOD_SIZE": "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 
@@ -35,16 +36,6 @@ def groups(nodes: list[list[int]]) -> list[list[int]]:
     if len(nodes) == 1 or len(nodes[0]) == 1:
         return []
     return [*nodes, *(list(cross) for cross in zip(*nodes))]
-
-
-def consecutive(size: int, ranks_per_node: int) -> list[list[int]]:
-    """Return the ranks of each node.
-
-    Raises:
-        ValueError: the ranks do not fill whole nodes.
-    """
-    require_whole_nodes(size, ranks_per_node)
-    return [list(range(first, first + ranks_per_node)) for first in range(0, size, ranks_per_node)]
 
 
 def hierarchical_process_sets(ranks_per_node: bool | int | None = None) -> list[Any]:
@@ -73,33 +64,7 @@ def hierarchical_process_sets(ranks_per_node: bool | int | None = None) -> list[
             'environment; use hvd.init(process_sets="dynamic") instead'
         )
     size, local_size = (int(os.environ[name]) for name in found[0])
-    return [ProcessSet(ranks) for ranks in groups(consecutive(size, local_size if by is True else by))]
-
-
-def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
-    """Return the known number of workers of a node.
-
-    It is 1 without a hierarchy.
-
-    Args:
-        basics: returns ``mpi_ops._basics`` of Horovod, which has been initialized.
-        hierarchical: True for hosts, or the number of consecutive ranks of a node; False for no hierarchy.
-
-    Raises:
-        ValueError: nodes have different numbers of workers.
-        RuntimeError: under elastic training.
-    """
-    if not hierarchical:
-        return 1
-    if int(os.environ.get("HOROVOD_ELASTIC", "0")):
-        raise RuntimeError(
-            "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
-        )
-    if hierarchical is not True:
-        return hierarchical
-    if not basics().is_homogeneous():
-        raise ValueError(UNEVEN_HOSTS)
-    return basics().local_size()
+    return [ProcessSet(ranks) for ranks in groups(nodes_of(range(size), local_size if by is True else by))]
 
 
 def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
@@ -111,7 +76,7 @@ def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
     """
     size, by_host = basics.size(), hierarchical is True
     existing = list(map(tuple, _table(basics).values()))
-    needed = groups(consecutive(size, basics.local_size() if by_host else int(hierarchical)))
+    needed = groups(nodes_of(range(size), basics.local_size() if by_host else int(hierarchical)))
     if by_host:  # the hosts' ranks are not known here: only their number is checked
         missing = needed if len(existing) <= len(needed) else []
     else:
@@ -185,30 +150,25 @@ def _is_lost(table: dict[int, list[int]], basics: Any) -> bool:
 
 
 def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> Nodes:
-    size, rank = hvd.size(), hvd.rank()
-    nodes = _hosts(basics, gather) if hierarchical is True else consecutive(size, int(hierarchical))
-    number = next(i for i, ranks in enumerate(nodes) if rank in ranks)
-    local_rank, local_size = nodes[number].index(rank), len(nodes[number])
-    workers = Workers(local_size * number + local_rank, size, local_size=local_size)
+    size = hvd.size()
+    nodes = _hosts(basics, gather) if hierarchical is True else nodes_of(range(size), int(hierarchical))
+    position = [*itertools.chain(*nodes)].index(hvd.rank())
+    workers = Workers(position, size, local_size=len(nodes[0]))
     all_workers = hvd.global_process_set
     needed = groups(nodes)
     if not needed:  # one node, or nodes of one worker: there are no others
         return Nodes(workers, {ALL: all_workers, LOCAL: all_workers})
     process_sets = _process_sets(hvd, basics, needed, hierarchical)
-    local, cross = process_sets[number], process_sets[len(nodes) + local_rank]
+    local, cross = process_sets[workers.node], process_sets[workers.nodes + workers.local_rank]
     return Nodes(workers, {ALL: all_workers, LOCAL: local, CROSS: cross})
 
 
 def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[list[int]]:
     """Return the ranks of each host, which need not be consecutive."""
-    of_all = gather([basics.cross_rank(), basics.local_size()])
-    hosts: dict[int, list[int]] = {}
-    if len({local_size for _, local_size in of_all}) == 1:
-        for rank, (host, _) in enumerate(of_all):
-            hosts.setdefault(host, []).append(rank)
-    if len({len(ranks) for ranks in hosts.values()}) != 1:
+    hosts, local_sizes = zip(*gather([basics.cross_rank(), basics.local_size()]))
+    if len(set(local_sizes)) != 1:
         raise ValueError(UNEVEN_HOSTS)
-    return [hosts[host] for host in sorted(hosts)]
+    return nodes_of(sorted(range(len(hosts)), key=hosts.__getitem__), True, sorted(hosts))
 
 
 def _process_sets(hvd: Any, basics: Any, needed: list[list[int]], hierarchical: bool | int) -> list[Any]:

@@ -73,6 +73,7 @@ def describe() -> str:
         return f"{wanted} kernels, requested by {VARIABLE}"
     problem = _native_problem()
     if problem is None:
-        has = ", ".join(native_library.available_instruction_sets())
-        return f"native kernels with {native_library.instruction_set()} (this processor has {has})"
+        library = native_library.loaded()
+        has = ", ".join(library.available)
+        return f"native kernels with {library.instruction_set} (this processor has {has})"
     return f"numpy kernels, much slower than the native ones: {problem}"

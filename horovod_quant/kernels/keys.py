@@ -135,28 +135,23 @@ def _share(rank: int, size: int) -> tuple[int, int, int, int]:
     return shift, addend, flip, ALL_ONES
 
 
-def keys_of(chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
-    """Return `RngKey.key` of many chains and steps.
+def keys_of(
+    chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker: int = 0, size: int = 0
+) -> np.ndarray:
+    """Return `RngKey.key` of many chains and steps, or `RngKey.correlated` with a size.
 
     The result is uint32 ``[chains, fields of Key]``.
     """
     state = np.array([chain.state(domain) for chain in chains], np.uint64)
-    for value in (np.array([step & _MASK64 for step in steps], np.uint64), np.uint64(worker)):
+    for value in (np.array([step & _MASK64 for step in steps], np.uint64), np.uint64(0 if size else worker)):
         state = (state ^ value) + np.uint64(INCREMENT)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(MIX_1)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(MIX_2)
         state ^= state >> np.uint64(31)
     keys = np.zeros((len(chains), len(Key._fields)), np.uint32)
     keys[:, 0], keys[:, 1] = state & np.uint64(ALL_ONES), state >> np.uint64(32)
-    return keys
-
-
-def correlated_keys_of(
-    chains: Sequence[RngKey], domain: str, steps: Sequence[int], rank: int, size: int
-) -> np.ndarray:
-    """Return the keys of `RngKey.correlated`, in the format of `keys_of`."""
-    keys = keys_of(chains, domain, steps)
-    keys[:, 2:] = _share(rank, size)
+    if size:
+        keys[:, 2:] = _share(worker, size)
     return keys
 
 

@@ -30,15 +30,16 @@ from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.native_arguments import (
     KEY,
-    Out,
     checked_code_words,
     checked_norms,
     checked_sum_words,
     flat,
+    out_array,
     pointers,
     type_of,
     validated,
     words_of,
+    write_back,
 )
 from horovod_quant.kernels.native_library import call
 from horovod_quant.kernels.native_segments import NativeSegments
@@ -100,9 +101,9 @@ def _bucket_norms(kernel, x, bucket_size, out, dtype):
     kind = type_of(x, "x")
     x = flat(x, "x")
     check_bucket_size(bucket_size)
-    result = Out(out, buckets(len(x), bucket_size), dtype)
-    call(kernel, address(x), kind, len(x), bucket_size, address(result.array))
-    return result.done()
+    result = out_array(out, buckets(len(x), bucket_size), dtype)
+    call(kernel, address(x), kind, len(x), bucket_size, address(result))
+    return write_back(result, out)
 
 
 def clip(x: np.ndarray, most: float) -> np.ndarray:
@@ -146,11 +147,9 @@ def _encode(kernel, x, norms, bucket_size, arguments, length, out):
     kind = type_of(x, "x")
     x = flat(x, "x")
     norms = checked_norms(norms, len(x), bucket_size)
-    result = Out(out, length, np.int32)
-    call(
-        kernel, address(x), kind, len(x), address(norms), bucket_size, *arguments, address(result.array)
-    )  # fmt: skip
-    return result.done()
+    result = out_array(out, length, np.int32)
+    call(kernel, address(x), kind, len(x), address(norms), bucket_size, *arguments, address(result))
+    return write_back(result, out)
 
 
 def decode_uniform_sum(
@@ -192,9 +191,9 @@ def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
 
 def _decode(kernel, words, norms, arguments, out):
     kind = type_of(out, "out")
-    result = Out(out, len(out), out.dtype)
-    call(kernel, words, norms, *arguments, address(result.array), kind)
-    return result.done()
+    result = out_array(out, len(out), out.dtype)
+    call(kernel, words, norms, *arguments, address(result), kind)
+    return write_back(result, out)
 
 
 # ---- exponential levels ------------------------------------------------------------------------------------------
@@ -248,34 +247,32 @@ def binarize(
     kind = type_of(gradient, "gradient")
     gradient = flat(gradient, "gradient")
     count = len(gradient)
-    m, b = Out(momentum, count, np.float32), Out(scale, count, np.float32)
-    words = Out(out, tiles(count) * ROW, np.int32)
+    m, b = out_array(momentum, count, np.float32), out_array(scale, count, np.float32)
+    words = out_array(out, tiles(count) * ROW, np.int32)
     broken = np.empty(tiles(count), bool)
     call(
-        "binarize", address(gradient), kind, count, address(m.array), address(b.array), beta, 1.0 - beta,
-        words_of(key), start, address(words.array), address(broken),
+        "binarize", address(gradient), kind, count, address(m), address(b), beta, 1.0 - beta,
+        words_of(key), start, address(words), address(broken),
     )  # fmt: skip
-    m.done()
-    b.done()
-    return words.done(), broken
+    write_back(m, momentum)
+    write_back(b, scale)
+    return write_back(words, out), broken
 
 
 def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
     check_votes(words)
     words = [validated(one, np.int32, "words") for one in words]
-    result = Out(out, len(words[0]), np.int32)
-    call(
-        "vote", pointers(words), len(words), len(words[0]) // ROW, words_of(key), start, address(result.array)
-    )
-    return result.done()
+    result = out_array(out, len(words[0]), np.int32)
+    call("vote", pointers(words), len(words), len(words[0]) // ROW, words_of(key), start, address(result))
+    return write_back(result, out)
 
 
 def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.ndarray:
     kind = type_of(out, "out")
     words = checked_code_words(words, len(out), 1)
-    result = Out(out, len(out), out.dtype)
-    call("decode_signs", address(words), len(out), magnitude, address(result.array), kind)
-    return result.done()
+    result = out_array(out, len(out), out.dtype)
+    call("decode_signs", address(words), len(out), magnitude, address(result), kind)
+    return write_back(result, out)
 
 
 # ---- rotation ----------------------------------------------------------------------------------------------------
@@ -293,13 +290,13 @@ def encode_rotated(
     check_range("bits", bits, 1, 4)
     kind = type_of(x, "x")
     x = flat(x, "x")
-    words = Out(out, rotation.rotated_words(len(x), bits), np.int32)
-    local_scales = Out(scales, tiles(len(x)), np.float32)
+    words = out_array(out, rotation.rotated_words(len(x), bits), np.int32)
+    local_scales = out_array(scales, tiles(len(x)), np.float32)
     call(
-        "encode_rotated", address(x), kind, len(x), bits, trellis, words_of(key), start, address(words.array),
-        address(local_scales.array),
+        "encode_rotated", address(x), kind, len(x), bits, trellis, words_of(key), start, address(words),
+        address(local_scales),
     )  # fmt: skip
-    return words.done(), local_scales.done()
+    return write_back(words, out), write_back(local_scales, scales)
 
 
 def decode_rotated(
@@ -342,11 +339,9 @@ def rotated_samples(
     check_range("samples", samples, 1, TILE)
     kind = type_of(x, "x")
     x = flat(x, "x")
-    result = Out(out, tiles(len(x)) * samples, np.float32)
-    call(
-        "rotated_samples", address(x), kind, len(x), samples, words_of(key), start, address(result.array)
-    )  # fmt: skip
-    return result.done()
+    result = out_array(out, tiles(len(x)) * samples, np.float32)
+    call("rotated_samples", address(x), kind, len(x), samples, words_of(key), start, address(result))
+    return write_back(result, out)
 
 
 def encode_rotated_sum(
@@ -364,13 +359,13 @@ def encode_rotated_sum(
     kind = type_of(x, "x")
     x = flat(x, "x")
     steps = validated(steps, np.float32, "steps")
-    words = Out(out, sum_words(rotation.rotated_elements(len(x)), width), np.int32)
-    local_checks = Out(checks, tiles(len(x)), np.int32)
+    words = out_array(out, sum_words(rotation.rotated_elements(len(x)), width), np.int32)
+    local_checks = out_array(checks, tiles(len(x)), np.int32)
     call(
         "encode_rotated_sum", address(x), kind, len(x), address(steps), width, words_of(signs), words_of(key), start,
-        address(words.array), address(local_checks.array),
+        address(words), address(local_checks),
     )  # fmt: skip
-    return words.done(), local_checks.done()
+    return write_back(words, out), write_back(local_checks, checks)
 
 
 def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarray:
@@ -434,11 +429,11 @@ def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarr
         return None
     if payload[0] & 1 and elements >= 8 * payload.size:  # dense, where every element takes at least a bit
         return None
-    words = Out(out, code_words(elements, bits), np.int32)
-    arguments = (elements, bits, omega, address(words.array))
+    words = out_array(out, code_words(elements, bits), np.int32)
+    arguments = (elements, bits, omega, address(words))
     if not call("elias_decode_codes", address(payload), len(payload), *arguments):
         return None
-    return words.done()
+    return write_back(words, out)
 
 
 def _is_omega(elements: int, code: str) -> bool:

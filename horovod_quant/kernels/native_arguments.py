@@ -13,7 +13,6 @@ from horovod_quant.kernels import checks
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW
 from horovod_quant.kernels.native_library import POINTER
 
 KEY = ctypes.c_uint32 * len(Key._fields)
@@ -56,22 +55,13 @@ def type_of(array: np.ndarray | BufferView, name: str) -> int:
     return found
 
 
-class Out:
-    """Result of a kernel: ``out``, or a temporary array copied to it."""
-
-    def __init__(self, out: np.ndarray | None, length: int, dtype: type) -> None:
-        self.out = out
-        if out is None:
-            self.array: np.ndarray = np.empty(length, dtype)
-        else:
-            if out.dtype != dtype or out.shape != (length,):
-                raise ValueError(
-                    f"out is {out.dtype}{list(out.shape)}; it must be {np.dtype(dtype)}[{length}]"
-                )
-            self.array = writable(out)
-
-    def done(self) -> np.ndarray:
-        return self.array if self.out is None else write_back(self.array, self.out)
+def out_array(out: np.ndarray | None, length: int, dtype: type) -> np.ndarray:
+    """Return the array for a kernel's result, which `write_back` then takes."""
+    if out is None:
+        return np.empty(length, dtype)
+    if out.dtype != dtype or out.shape != (length,):
+        raise ValueError(f"out is {out.dtype}{list(out.shape)}; it must be {np.dtype(dtype)}[{length}]")
+    return writable(out)
 
 
 def writable(array: np.ndarray) -> np.ndarray:
@@ -81,9 +71,11 @@ def writable(array: np.ndarray) -> np.ndarray:
     return array if _is_plain(array) else array.copy()
 
 
-def write_back(result: np.ndarray, out: np.ndarray) -> np.ndarray:
-    if result is not out:
-        out[...] = result
+def write_back(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """Return the result, in ``out`` if given."""
+    if out is None or result is out:
+        return result
+    out[...] = result
     return out
 
 
@@ -121,14 +113,22 @@ class SegmentTable:
     Args:
         arrays: flat arrays of floating-point types.
         name: name of the argument, for messages.
+        is_written: True for results, which `done` copies to arrays that the library cannot write.
 
     Attributes:
         elements, lengths: the numbers of elements, as a tuple and as an array.
         gradients: the library's arguments for gradients that it reads.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray | BufferView], name: str = "x") -> None:
+    def __init__(
+        self, arrays: Sequence[np.ndarray | BufferView], name: str = "x", is_written: bool = False
+    ) -> None:
         self._name = name
+        self._copies: list[tuple[Any, Any]] = []
+        if is_written:
+            results = [array if type(array) is BufferView else writable(array) for array in arrays]
+            self._copies = [(result, out) for result, out in zip(results, arrays) if result is not out]
+            arrays = results
         self._kept = [array if type(array) is BufferView else flat(array, name) for array in arrays]
         self.count = len(arrays)
         found = [each.address if type(each) is BufferView else address(each) for each in self._kept]
@@ -138,28 +138,11 @@ class SegmentTable:
         self.lengths = np.array(self.elements, np.int64)
         self.data, self.types, self.counts = map(address, (self._data, self._types, self.lengths))
         self.gradients = (self.count, self.data, self.types, self.counts)
-        self._buckets: dict[int, int] = {}
-        self._sum_words: dict[int, int] = {}
 
     def is_of(self, arrays: Sequence[np.ndarray | BufferView]) -> bool:
         """True if it describes exactly these arrays, in writable memory."""
         same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
         return same and all(type(array) is BufferView or array.flags.writeable for array in arrays)
-
-    def buckets(self, bucket_size: int) -> int:
-        found = self._buckets.get(bucket_size)
-        if found is None:
-            checks.check_bucket_size(bucket_size)
-            found = self._buckets[bucket_size] = int((-(-self.lengths // bucket_size)).sum())
-        return found
-
-    def sum_words(self, width: int) -> int:
-        found = self._sum_words.get(width)
-        if found is None:
-            checks.check_range("width", width, 1, 16)
-            rows = -(-self.lengths // ROW)
-            found = self._sum_words[width] = ROW * int((-(-rows // (32 // width))).sum())
-        return found
 
     def check_state_of(self, gradients: SegmentTable) -> None:
         """Raise ValueError unless these are float32 arrays with the gradients' lengths."""
@@ -171,33 +154,8 @@ class SegmentTable:
                 f"{self._name}[{i}] is {found.dtype}{list(found.shape)}; it must be float32[{length}]"
             )
 
-    def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
-        """Return the validated norms of all buckets."""
-        if len(norms) != self.buckets(bucket_size):
-            raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
-        return validated(norms, np.float32, "norms")
-
-
-class Outs:
-    """Result arrays of a kernel, and their table.
-
-    Args:
-        outs: the arrays; results are copied to those whose memory the library cannot write.
-        table: a table to reuse if it describes ``outs``.
-        name: name of the argument, for messages.
-    """
-
-    def __init__(
-        self, outs: Sequence[np.ndarray | BufferView], table: SegmentTable | None = None, name: str = "out"
-    ) -> None:
-        self._copies: list[tuple[Any, Any]] = []
-        if table is None or not table.is_of(outs):
-            results = [out if type(out) is BufferView else writable(out) for out in outs]
-            self._copies = [(result, out) for result, out in zip(results, outs) if result is not out]
-            table = SegmentTable(results, name)
-        self.table = table
-
     def done(self) -> None:
+        """Copy results to the arrays that the library could not write."""
         for result, out in self._copies:
             write_back(result, out)
 

@@ -94,14 +94,19 @@ class NativeKernelsUnavailable(ImportError):
 
 
 class _Library:
-    """A loaded library and its functions for one instruction set."""
+    """A loaded library and its functions for one instruction set.
+
+    Attributes:
+        available: the instruction sets of this processor, the best last.
+        instruction_set: the one in use.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
             self.handle = ctypes.CDLL(str(path))
             self.handle.interface_version.restype = ctypes.c_uint64
             version = self.handle.interface_version()
-            self.best = int(self.handle.best_instruction_set())
+            best = int(self.handle.best_instruction_set())
         except (OSError, AttributeError) as error:
             raise NativeKernelsUnavailable(f"cannot load {path}: {error}") from error
         expected = _interface_version()
@@ -109,12 +114,17 @@ class _Library:
             raise NativeKernelsUnavailable(
                 f"{path} was built from other sources (interface {version:x}, not {expected:x}): install again"
             )
+        self.available = INSTRUCTION_SETS[: best + 1]
 
     def use(self, instruction_set: str) -> None:
-        available = INSTRUCTION_SETS[: self.best + 1]
-        if instruction_set not in available:
+        """Use an instruction set from now on.
+
+        Raises:
+            ValueError: the processor does not have it.
+        """
+        if instruction_set not in self.available:
             raise ValueError(
-                f"instruction set {instruction_set!r}: this processor has {', '.join(available)}"
+                f"instruction set {instruction_set!r}: this processor has {', '.join(self.available)}"
             )
         self.instruction_set = instruction_set
         self.functions = SimpleNamespace()
@@ -141,7 +151,7 @@ def load(path: os.PathLike | None = None) -> None:
     if _library is not None and path is None:
         return
     library = _Library(Path(path) if path else _library_path())
-    library.use(os.environ.get("HOROVOD_QUANT_ISA") or INSTRUCTION_SETS[library.best])
+    library.use(os.environ.get("HOROVOD_QUANT_ISA") or library.available[-1])
     _library = library
 
 
@@ -157,26 +167,8 @@ def _library_path() -> Path:
     )
 
 
-def available_instruction_sets() -> tuple[str, ...]:
-    """Return the instruction sets of this processor, the best last."""
-    return INSTRUCTION_SETS[: _loaded().best + 1]
-
-
-def instruction_set() -> str:
-    """Return the instruction set in use."""
-    return _loaded().instruction_set
-
-
-def force_instruction_set(name: str) -> None:
-    """Use an instruction set from now on.
-
-    Raises:
-        ValueError: the processor does not have it.
-    """
-    _loaded().use(name)
-
-
-def _loaded() -> _Library:
+def loaded() -> _Library:
+    """Return the library, which is loaded first where necessary."""
     load()
     assert _library is not None
     return _library
@@ -187,5 +179,5 @@ def call(name: str, *arguments) -> int | None:
 
     The arguments must fit `_SIGNATURES`.
     """
-    library = _loaded() if _library is None else _library
+    library = loaded() if _library is None else _library
     return getattr(library.functions, name)(*arguments)

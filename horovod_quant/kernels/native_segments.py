@@ -12,19 +12,18 @@ import numpy as np
 
 from horovod_quant.kernels.arrays import address, aligned_empty, with_nan_tiles
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.checks import check_range
-from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums
+from horovod_quant.kernels.checks import check_bucket_size
+from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, Sums, norm_offsets
 from horovod_quant.kernels.keys import ALL_ONES, Key, keys_of
-from horovod_quant.kernels.layout import ROW, TILE, code_words, split
-from horovod_quant.kernels.native_arguments import Outs, SegmentTable, addresses, validated
+from horovod_quant.kernels.layout import ROW, TILE, split
+from horovod_quant.kernels.native_arguments import SegmentTable, addresses, validated
 from horovod_quant.kernels.native_library import call
-from horovod_quant.kernels.rotation import rotated_words
 from horovod_quant.kernels.segment_offsets import (
     check_offsets,
+    code_offsets,
     counts_of,
     flag_offsets,
     keys_of_batch,
-    lengths_of,
     rotated_offsets,
     starts_of_batch,
 )
@@ -44,7 +43,7 @@ class NativeSegments(SegmentKernels):
 
     def convert(self, batch: Batch, dtype: str) -> Any:
         whole = aligned_empty(sum(batch.elements), np.dtype(dtype))
-        _scale(_table(batch), 1.0, split(whole, batch.elements))
+        _scale(batch.table_by(SegmentTable), 1.0, split(whole, batch.elements))
         return whole
 
     def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
@@ -52,11 +51,9 @@ class NativeSegments(SegmentKernels):
         return outs
 
     def encode_codes(self, codec: CodeFormat, batch: Batch, rounder: Rounder, at: Any) -> Any:
-        codec.check()
-        table, out = _table(batch), aligned_empty(at[-1], np.int32)
+        table, out = batch.table_by(SegmentTable), aligned_empty(at[-1], np.int32)
         keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
-        first = np.array(at[: table.count], np.int64)
-        _check_codes(table, codec, first, len(out))
+        first, _ = code_offsets(codec, at, table.elements, len(out))
         call(
             "encode_norms_and_codes_each", *table.gradients, codec.is_exponential,
             _NORM_KINDS[codec.norm], codec.bucket_size, codec.bits, address(keys), address(starts),
@@ -69,28 +66,25 @@ class NativeSegments(SegmentKernels):
     ) -> Sequence[Any]:
         if len(outs) == 1:  # building a table is slower
             return super().decode_codes(codec, payloads, at, factor, outs)
-        codec.check()
-        pieces, results = _received(payloads), Outs(outs)
-        table, first = results.table, np.array(at[: len(outs)], np.int64)
-        norm_counts = _check_codes(table, codec, first, min(map(len, pieces)))
-        norms, words = addresses(pieces, first), addresses(pieces, first + norm_counts)
+        pieces, table = _received(payloads), _results(outs)
+        norms_at, words_at = code_offsets(codec, at, table.elements, min(map(len, pieces)))
+        norms, words = addresses(pieces, norms_at), addresses(pieces, words_at)
         units = np.empty(16 * len(pieces), np.float32)
         call(
             _DECODERS[codec.levels], table.count, address(words), address(norms), len(pieces), table.counts,
             codec.bucket_size, codec.bits, factor, address(units), table.data, table.types,
         )  # fmt: skip
-        results.done()
+        table.done()
         return outs
 
     def encode_rotated(
         self, codec: RotatedFormat, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
         steps = batch.steps if step_words is None else step_words
-        filled, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, codec.bits)
-        table, out = _table(batch), aligned_empty(at[-1], np.int32)
+        table, out = batch.table_by(SegmentTable), aligned_empty(at[-1], np.int32)
         keys = keys_of(batch.chains, rounder.domain, steps, rounder.rank)
         starts = starts_of_batch(batch, table.count)
-        _check_rotated(table, codec, words_at, scales_at, len(out))
+        filled, words_at, scales_at = rotated_offsets(codec.bits, at, table.elements, len(out))
         out[words_at[filled] - 1] = np.array(steps, np.uint32).view(np.int32)[filled]
         words, scales = addresses([out], words_at), addresses([out], scales_at)
         call(
@@ -117,11 +111,9 @@ class NativeSegments(SegmentKernels):
     ) -> Sequence[Any]:
         if len(outs) == 1:
             return super().decode_rotated(codec, batch, domain, payloads, at, factor, outs)
-        _, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, codec.bits)
-        pieces, results = _received(payloads), Outs(outs)
-        table = results.table
+        pieces, table = _received(payloads), _results(outs)
         starts = starts_of_batch(batch, table.count)
-        _check_rotated(table, codec, words_at, scales_at, min(map(len, pieces)))
+        _, words_at, scales_at = rotated_offsets(codec.bits, at, table.elements, min(map(len, pieces)))
         keys = np.empty((table.count, len(pieces), len(Key._fields)), np.uint32)
         for rank, piece in enumerate(pieces):
             keys[:, rank] = keys_of(batch.chains, domain, self.step_words(piece, at, batch.elements), rank)
@@ -130,23 +122,25 @@ class NativeSegments(SegmentKernels):
             "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts,
             codec.bits, codec.trellis, factor, address(keys), address(starts), table.data, table.types,
         )  # fmt: skip
-        results.done()
+        table.done()
         return outs
 
     def norms(self, norm: str, bucket_size: int, batch: Batch) -> Any:
         maxima, square_sums = ("bucket_maxima_each", np.float32), ("bucket_square_sums_each", np.float64)
         kernel, dtype = maxima if norm == "max" else square_sums
-        table = _table(batch)
-        out = aligned_empty(table.buckets(bucket_size), dtype)
+        check_bucket_size(bucket_size)
+        table = batch.table_by(SegmentTable)
+        out = aligned_empty(norm_offsets(table.elements, bucket_size)[-1], dtype)
         call(kernel, *table.gradients, bucket_size, address(out))
         return out
 
     def encode_sums(self, codec: SumFormat, batch: Batch, rounder: Rounder, norms: Any) -> Any:
         codec.check()
-        table = _table(batch)
-        norms = table.norms(norms, codec.bucket_size)
+        table = batch.table_by(SegmentTable)
+        norm_at, word_at = codec.offsets(table.elements)
+        norms = _checked_norms(norms, norm_at[-1])
         keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
-        out = aligned_empty(table.sum_words(codec.width) + 1, np.int32)
+        out = aligned_empty(word_at[-1] + 1, np.int32)
         out[-1] = 1
         call(
             "encode_uniform_sum_each", *table.gradients, address(norms), codec.bucket_size, codec.levels,
@@ -160,26 +154,28 @@ class NativeSegments(SegmentKernels):
         if len(tensors) < len(sums.elements) or list(tensors) != list(range(len(tensors))):
             return super().decode_sums(codec, sums, tensors, factor, outs)
         codec.check()
-        results = Outs(outs, sums.table)
-        table = results.table
-        norms, count = table.norms(sums.norms, codec.bucket_size), table.sum_words(codec.width)
-        if len(sums.words) < count:
+        table = sums.table
+        if table is None or not table.is_of(outs):
+            table = _results(outs)
+        norm_at, word_at = codec.offsets(table.elements)
+        norms = _checked_norms(sums.norms, norm_at[-1])
+        if len(sums.words) < word_at[-1]:
             raise ValueError(f"words: {len(sums.words)} words cannot hold all digits of {codec.width} bits")
-        words = validated(sums.words[:count], np.int32, "words")
+        words = validated(sums.words[: word_at[-1]], np.int32, "words")
         call(
             "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts,
             codec.bucket_size, codec.levels, codec.width, factor, table.data, table.types,
         )  # fmt: skip
-        results.done()
+        table.done()
         return outs
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
         momenta, scales, betas = zip(*batch.states) if batch.states else ((), (), ())
-        table, m, b = _table(batch), Outs(momenta, name="momenta"), Outs(scales, name="scales")
+        table, m, b = batch.table_by(SegmentTable), _results(momenta, "momenta"), _results(scales, "scales")
         if len(batch.states) != table.count:
             raise ValueError(f"{len(batch.states)} states of {table.count} gradients")
-        m.table.check_state_of(table)
-        b.table.check_state_of(table)
+        m.check_state_of(table)
+        b.check_state_of(table)
         given = np.array(betas, np.float64)
         keep, take = given.astype(np.float32), (1.0 - given).astype(np.float32)
         keys, starts = keys_of_batch(batch, rounder), starts_of_batch(batch, table.count)
@@ -189,7 +185,7 @@ class NativeSegments(SegmentKernels):
         check_offsets("words", words_at, ROW * tile_counts, len(out))
         words = addresses([out], words_at)
         call(
-            "binarize_each", *table.gradients, m.table.data, b.table.data, address(keep), address(take),
+            "binarize_each", *table.gradients, m.data, b.data, address(keep), address(take),
             address(keys), address(starts), address(words), address(flags),
         )  # fmt: skip
         m.done()
@@ -223,12 +219,11 @@ class NativeSegments(SegmentKernels):
         if len(outs) == 1:
             return super().decode_signs(payload, batch, at, factor, outs)
         words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
-        [piece], results = _received([payload]), Outs(outs)
-        table = results.table
+        [piece], table = _received([payload]), _results(outs)
         check_offsets("words", words_at, ROW * counts_of(table.elements, TILE), len(piece))
         words = addresses([piece], words_at)
         call("decode_signs_each", table.count, address(words), table.counts, factor, table.data, table.types)
-        results.done()
+        table.done()
         flags = (piece[tile_words] & tile_bits) != 0
         if flags.any():
             for out, local in zip(outs, split(flags, counts_of(batch.elements, TILE).tolist())):
@@ -236,10 +231,8 @@ class NativeSegments(SegmentKernels):
         return outs
 
 
-def _table(batch: Batch) -> SegmentTable:
-    if batch.table is None:
-        batch.table = SegmentTable(batch.values)
-    return batch.table
+def _results(outs: Sequence[Any], name: str = "out") -> SegmentTable:
+    return SegmentTable(outs, name, is_written=True)
 
 
 def _received(payloads: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -249,25 +242,16 @@ def _received(payloads: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [validated(payload, np.int32, "payloads") for payload in payloads]
 
 
-def _check_codes(table: SegmentTable, codec: CodeFormat, first: np.ndarray, room: int) -> np.ndarray:
-    """Check the payloads' offsets; return each segment's number of norms."""
-    norm_counts = counts_of(table.elements, codec.bucket_size)
-    check_offsets("payloads", first, norm_counts + lengths_of(code_words, table.elements, codec.bits), room)
-    return norm_counts
-
-
-def _check_rotated(
-    table: SegmentTable, codec: RotatedFormat, words_at: np.ndarray, scales_at: np.ndarray, room: int
-) -> None:
-    check_range("bits", codec.bits, 1, 4)
-    check_offsets("words", words_at, lengths_of(rotated_words, table.elements, codec.bits), room)
-    check_offsets("scales", scales_at, counts_of(table.elements, TILE), room)
+def _checked_norms(norms: np.ndarray, count: int) -> np.ndarray:
+    if len(norms) != count:
+        raise ValueError(f"norms: {len(norms)} norms for {count} buckets")
+    return validated(norms, np.float32, "norms")
 
 
 def _scale(table: SegmentTable, factor: float, outs: Sequence[np.ndarray]) -> None:
     """Write elements in float32 times a factor to floating-point arrays."""
-    results = Outs(outs)
-    if not np.array_equal(results.table.lengths, table.lengths):
-        raise ValueError(f"out: arrays of {results.table.lengths} elements for {table.lengths}")
-    call("scale_each", *table.gradients, factor, results.table.data, results.table.types)
+    results = _results(outs)
+    if not np.array_equal(results.lengths, table.lengths):
+        raise ValueError(f"out: arrays of {results.lengths} elements for {table.lengths}")
+    call("scale_each", *table.gradients, factor, results.data, results.types)
     results.done()

@@ -13,13 +13,10 @@ from typing import Any
 _logger = logging.getLogger("horovod_quant")
 
 
-def warn(message: str, stacklevel: int = 1) -> None:
-    """Warn with a RuntimeWarning.
-
-    Log it instead if the script turns warnings into errors.
-    """
+def warn(message: str, stacklevel: int = 1, kind: type[Warning] = RuntimeWarning) -> None:
+    """Warn, or log it instead if the script turns warnings into errors."""
     try:
-        warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
+        warnings.warn(message, kind, stacklevel=stacklevel + 1)
     except Exception:
         log(logging.WARNING, "%s", message)
 
@@ -29,10 +26,7 @@ def deprecated(message: str, kind: type[Warning] = DeprecationWarning) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
-    try:
-        warnings.warn(message, kind, stacklevel=level)
-    except Exception:  # the script turns warnings into errors, which would end one worker's step alone
-        log(logging.WARNING, "%s", message)
+    warn(message, level, kind)
 
 
 def _is_inside(module: str) -> bool:

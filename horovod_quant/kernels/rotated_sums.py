@@ -120,15 +120,11 @@ def decode_rotated_sum(
     check_steps(len(steps), len(out))
     digits = unpack_sum(words, width, rotated_elements(len(out)))
     decoded = [np.zeros(0, np.float32)]
-    position = 0
-    for values, first in grids(np.zeros(len(out), np.float32), start):
-        count, size = values.shape
-        part = digits[position : position + values.size].reshape(count, size).astype(np.float32)
+    for part, first in grids(digits.astype(np.float32), start):
         at = (first - start) // TILE
         with np.errstate(over="ignore", invalid="ignore"):
-            units = steps[at : at + count, None] * np.float32(factor) * np.float32(1 / size)
+            units = steps[at : at + len(part), None] * np.float32(factor) * np.float32(1 / part.shape[1])
             decoded.append((rotated_back(part, signs, first) * units).reshape(-1))
-        position += values.size
     return store_float32(np.concatenate(decoded)[: len(out)], out)
 
 

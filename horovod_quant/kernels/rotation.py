@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovod_quant.kernels.arrays import TILES_AT_A_TIME
+from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.keys import Key, hash32
 from horovod_quant.kernels.layout import ROW, TILE, code_words, tiles
 from horovod_quant.kernels.reference import (
@@ -100,7 +101,7 @@ def encode_rotated(
     Returns:
         The codes, packed (int32 words), and the buckets' scales (float32).
     """
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     words, found = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     for values, first in grids(as_float32(x), start):
         codes, local_scales = _encoded(values, bits, key, first, trellis)
@@ -123,21 +124,16 @@ def decode_rotated(
 
     Inverts `encode_rotated` with the same key, start, trellis.
     """
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     codes = unpack_codes(words, bits, rotated_elements(len(out)))
     units = scales * np.float32(factor)
     check_scales(len(scales), len(out))
     decoded = [np.zeros(0, np.float32)]
-    position = 0
-    for values, first in grids(np.zeros(len(out), np.float32), start):
-        count, size = values.shape
-        part = codes[position : position + count * size].reshape(count, size)
-        at = position // TILE
+    for part, first in grids(codes, start):
+        at = (first - start) // TILE
         with np.errstate(over="ignore", invalid="ignore"):
             values = rotated_back(_level_values(part, bits, trellis), key, first)
-            restored = values * units[at : at + count, None]
-        decoded.append(restored.reshape(-1))
-        position += count * size
+            decoded.append((values * units[at : at + len(part), None]).reshape(-1))
     return store_float32(np.concatenate(decoded)[: len(out)], out)
 
 
@@ -174,12 +170,6 @@ def add_rotated(
     return out
 
 
-def level_values(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Return the levels of sign-and-magnitude codes, float32."""
-    magnitudes = np.array(LEVELS[bits], np.float32)[codes & np.uint32((1 << (bits - 1)) - 1)]
-    return np.where(codes >> np.uint32(bits - 1), -magnitudes, magnitudes)
-
-
 def grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
     """Split into whole buckets and a padded last one.
 
@@ -188,14 +178,18 @@ def grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
     whole = len(x) // TILE * TILE
     found = [(x[:whole].reshape(-1, TILE), start)] if whole else []
     if whole < len(x):
-        last = np.zeros(rotated_elements(len(x)) - whole, np.float32)
+        last = np.zeros(rotated_elements(len(x)) - whole, x.dtype)
         last[: len(x) - whole] = x[whole:]
         found.append((last[None, :], start + whole))
     return found
 
 
 def _level_values(codes: np.ndarray, bits: int, trellis: bool) -> np.ndarray:
-    return trellis_values(codes, bits, LEVELS[bits]) if trellis else level_values(codes, bits)
+    """Return the levels of codes, float32."""
+    if trellis:
+        return trellis_values(codes, bits, LEVELS[bits])
+    magnitudes = np.array(LEVELS[bits], np.float32)[codes & np.uint32((1 << (bits - 1)) - 1)]
+    return np.where(codes >> np.uint32(bits - 1), -magnitudes, magnitudes)
 
 
 def _encoded(x: np.ndarray, bits: int, key: Key, first: int, trellis: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -292,8 +286,3 @@ def check_scales(count: int, elements: int) -> None:
 def check_workers(words: Sequence, scales: Sequence, keys: Sequence) -> None:
     if not 0 < len(words) == len(scales) == len(keys):
         raise ValueError(f"{len(words)} workers' words, {len(scales)} workers' scales, {len(keys)} keys")
-
-
-def check_bits(bits: int) -> None:
-    if bits not in LEVELS:
-        raise ValueError(f"bits={bits!r}: use 1 to 4")

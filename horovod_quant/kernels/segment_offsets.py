@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Callable
 
 import numpy as np
 
-from horovod_quant.kernels.keys import correlated_keys_of, keys_of
-from horovod_quant.kernels.layout import ROW, TILE
+from horovod_quant.kernels.checks import check_range
+from horovod_quant.kernels.formats import CodeFormat
+from horovod_quant.kernels.keys import keys_of
+from horovod_quant.kernels.layout import ROW, TILE, code_words
 from horovod_quant.kernels.rotation import rotated_words
 from horovod_quant.kernels.segments import Batch, Rounder
 
 
 def keys_of_batch(batch: Batch, rounder: Rounder) -> np.ndarray:
     """Return the keys of a batch's segments, uint32 ``[segments, fields of Key]``."""
-    if rounder.size:
-        return correlated_keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
-    return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank)
+    return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
 
 
 def starts_of_batch(batch: Batch, count: int) -> np.ndarray:
@@ -38,6 +39,31 @@ def check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int
         )
 
 
+def code_offsets(
+    codec: CodeFormat, at: Sequence[int], elements: tuple[int, ...], room: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets of each segment's norms and codes, within the array."""
+    codec.check()
+    norms_at, words_at = _code_offsets(tuple(at), elements, codec.bucket_size)
+    lengths = words_at - norms_at + lengths_of(code_words, elements, codec.bits)
+    check_offsets("payloads", norms_at, lengths, room)
+    return norms_at, words_at
+
+
+def rotated_offsets(
+    bits: int, at: Sequence[int], elements: tuple[int, ...], room: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return flags of non-empty segments, and offsets of codes and scales.
+
+    Non-empty segments have a step. All are within the array.
+    """
+    check_range("bits", bits, 1, 4)
+    filled, words_at, scales_at = _rotated_offsets(tuple(at), elements, bits)
+    check_offsets("words", words_at, scales_at - words_at, room)
+    check_offsets("scales", scales_at, counts_of(elements, TILE), room)
+    return filled, words_at, scales_at
+
+
 # The segments of every step have the same lengths. Cached arrays are never modified.
 
 
@@ -54,22 +80,17 @@ def lengths_of(function: Callable[[int, int], int], elements: tuple[int, ...], w
 
 
 @lru_cache(maxsize=256)
-def code_offsets(
+def _code_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets of each segment's norms and codes."""
     first = np.array(at[: len(elements)], np.int64)
     return first, first + counts_of(elements, bucket_size)
 
 
 @lru_cache(maxsize=256)
-def rotated_offsets(
+def _rotated_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return flags of non-empty segments, and offsets of codes and scales.
-
-    Non-empty segments have a step.
-    """
     first = np.array(at[: len(elements)], np.int64)
     filled = np.array(elements, np.int64) > 0
     return filled, first + filled, first + filled + lengths_of(rotated_words, elements, bits)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from horovod_quant.kernels.formats import CodeFormat, RotatedFormat, SumFormat, 
 from horovod_quant.kernels.keys import Key, RngKey
 from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, split, sum_words, tiles
 from horovod_quant.kernels.rotation import rotated_words
+
+_Table = TypeVar("_Table")
 
 
 class Segment(NamedTuple):
@@ -84,6 +86,11 @@ class Batch:
 
     def with_values(self, values: Sequence[Any]) -> Batch:
         return Batch(self.elements, self.starts, self.chains, self.steps, values)
+
+    def table_by(self, make: Callable[[Sequence[Any]], _Table]) -> _Table:
+        if self.table is None:
+            self.table = make(self.values)
+        return self.table
 
 
 Source = tuple[Any, Sequence[int], Sequence[Segment]]

@@ -16,7 +16,7 @@ from horovod_quant.codecs.base import REDUCER
 from horovod_quant.kernels.arrays import Part, no_part, whole_tiles
 from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.formats import norm_offsets
-from horovod_quant.kernels.layout import TILE, buckets, split, tiles
+from horovod_quant.kernels.layout import TILE, buckets, split, split_points, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.kernels.segments import Batch, Rounder, Segment
 from horovod_quant.reductions.base import whole_batch, worker_rounder
@@ -27,7 +27,6 @@ from horovod_quant.reductions.requests import (
     Collective,
     CustomAllreduce,
     Workers,
-    split_points,
     validated,
 )
 from horovod_quant.reductions.shards import shards_of

@@ -20,6 +20,7 @@ from horovod_quant.reductions.requests import (
     CROSS,
     LOCAL,
     Allgather,
+    Allreduce,
     Alltoall,
     Collective,
     Request,
@@ -29,7 +30,7 @@ from horovod_quant.reductions.requests import (
     split_ragged,
     validated,
 )
-from horovod_quant.reductions.shards import Ranges, ranges_of
+from horovod_quant.reductions.shards import Division, ranges_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
@@ -68,7 +69,8 @@ class HierarchicalReduction:
         return BYTES if any(np.dtype(dtype) == BYTES for _, dtype in lengths) else WORDS
 
     def collectives_of(self, workers: Workers) -> tuple[Collective, ...]:
-        inter = [collective._replace(group=CROSS) for collective in self.inter.collectives]
+        among_nodes = self.inter.collectives if workers.nodes > 1 else ()
+        inter = [collective._replace(group=CROSS) for collective in among_nodes]
         last = Collective(Allgather, self.returned(workers), group=LOCAL)
         return (Collective(Alltoall, self.intra.dtype, group=LOCAL), *inter, last)
 
@@ -79,28 +81,22 @@ class HierarchicalReduction:
             workers.local_size,
             self.unit,
         )
-        pieces = yield from validated(self._to_owners(gradients, ranges, workers, kernels), workers)
+        rounder = Rounder(f"inside {workers.node}", workers.local_rank, workers.local_size)
+        pieces = yield from validated(
+            ranges.alltoall(self.intra, gradients, rounder, kernels, LOCAL), workers
+        )
         averages = self._averaged(gradients, ranges, pieces, workers, kernels)
-        found = yield from map_requests(self.inter.run(averages, between(workers), kernels), _between_nodes)
+        answer = _between_nodes if workers.nodes > 1 else _sent_back
+        found = yield from map_requests(self.inter.run(averages, between(workers), kernels), answer)
         if self.returned(workers) == FLOAT32:
             return (yield from self._gather_averages(found, ranges, workers, kernels))
         infos = [each.info for each in gradients]
         return (yield from self._gather_received(found, infos, ranges, workers, kernels))
 
-    def _to_owners(
-        self, gradients: Sequence[Gradient], ranges: Ranges, workers: Workers, kernels: Any
-    ) -> Alltoall:
-        rounder = Rounder(f"inside {workers.node}", workers.local_rank, workers.local_size)
-        batch = segments_batch(gradients, ranges.segments, with_values=True)
-        payload = self.intra.encode(kernels, batch, rounder)
-        item_bytes = np.dtype(self.intra.dtype).itemsize
-        sizes = [float(item_bytes * count) for count in ranges.lengths_by_tensor(self.intra)]
-        return Alltoall(payload, ranges.lengths(self.intra), sizes, LOCAL)
-
     def _averaged(
         self,
         gradients: Sequence[Gradient],
-        ranges: Ranges,
+        ranges: Division,
         pieces: Sequence[Any],
         workers: Workers,
         kernels: Any,
@@ -115,7 +111,7 @@ class HierarchicalReduction:
         ]
 
     def _gather_averages(
-        self, found: Decoded, ranges: Ranges, workers: Workers, kernels: Any
+        self, found: Decoded, ranges: Division, workers: Workers, kernels: Any
     ) -> Generator[Request, Any, Decoded]:
         tensors = range(ranges.tensors)
         floats = Floats(FLOAT32)
@@ -141,7 +137,7 @@ class HierarchicalReduction:
         return Decoded(workers.size, exchanged_again=found.exchanged_again, decode=decode)
 
     def _gather_received(
-        self, found: Decoded, infos: Sequence[TensorInfo], ranges: Ranges, workers: Workers, kernels: Any
+        self, found: Decoded, infos: Sequence[TensorInfo], ranges: Division, workers: Workers, kernels: Any
     ) -> Generator[Request, Any, Decoded]:
         """Gather the arrays received from other nodes."""
         inter_workers = between(workers)
@@ -237,3 +233,9 @@ def between(workers: Workers) -> Workers:
 def _between_nodes(request: Any) -> Any:
     """Return the request for the group CROSS."""
     return (yield request._replace(group=CROSS))
+
+
+def _sent_back(request: Any) -> Any:
+    """Return the collective's result for a single node."""
+    yield from ()
+    return request.array if isinstance(request, Allreduce) else [request.array]

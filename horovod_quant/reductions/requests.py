@@ -9,7 +9,6 @@ import numpy as np
 
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import split
-from horovod_quant.kernels.layout import split_points as split_points
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
 """Groups of workers: all; those of one node; those with the same local rank, one per node."""
@@ -128,6 +127,17 @@ class Collective(NamedTuple):
 def ragged_payload(*body: np.ndarray) -> np.ndarray:
     """Return a uint8 payload: the body's length, 8 bytes, and the body."""
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
+
+
+def drive(reduction: Generator[Request, Any, Any], answer: Callable[[Any], Any]) -> Any:
+    """Answer a reduction's requests with ``answer(request)``; return its result."""
+    reply: Any = None
+    while True:
+        try:
+            request = reduction.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        reply = answer(request)
 
 
 def map_requests(

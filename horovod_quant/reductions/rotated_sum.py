@@ -13,14 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.codecs.rotated_sum_steps import LEAST_SHARE, SAMPLES, estimate_margin, rotated_sum_step
-from horovod_quant.kernels.arrays import Part
+from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, ceil_div, split_points, sum_words, tiles
 from horovod_quant.kernels.reference import MIN_NORM, as_float32, store_float32
@@ -105,9 +106,9 @@ class RotatedSum(Reduction):
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         bits = self.bits
         counts = [tiles(gradient.elements) for gradient in gradients]
-        known_at = tuple(split_points([_known_count(gradient.elements) for gradient in gradients]))
-        parts = [part for gradient in gradients for part in _known_parts(gradient, kernels)]
-        known = kernels.pack([*parts, (0, np.float64, lambda out: out)])
+        known_parts = [_known_parts(gradient, kernels) for gradient in gradients]
+        known_at = tuple(split_points([sum(length for length, _, _ in parts) for parts in known_parts]))
+        known = kernels.pack([*chain.from_iterable(known_parts), no_part(np.float64)])
         known = yield from validated(Allreduce(known, "sum", bytes_between(known_at, 8)), workers)
         step = rotated_sum_step(bits, workers.size, self.rounding)
         rounder = worker_rounder("worker", workers, is_correlated(self.rounding))
@@ -119,7 +120,7 @@ class RotatedSum(Reduction):
 
         word_counts = [sum_words(rotated_elements(gradient.elements), bits) for gradient in gradients]
         at = tuple(split_points([words + count for words, count in zip(word_counts, counts)]))
-        parts = []
+        parts: list[Part] = []
         for i, gradient in enumerate(gradients):
             key = rounder.key(gradient.keys, gradient.step)
             parts += _sum_parts(gradient, steps[i], bits, key, kernels)
@@ -151,10 +152,6 @@ class RotatedSum(Reduction):
 
 
 # ---- step sizes
-
-
-def _known_count(elements: int) -> int:
-    return tiles(elements) + sum(pieces.all_samples for pieces in _pieces(elements))
 
 
 def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
@@ -193,9 +190,8 @@ def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarr
             shares = _sums(np.square(grid) * inverse[own].reshape(*together, 1))
             taken = np.minimum(pieces.samples, dimensions[own]) * ~counts_as_zero[own]
             numbers = taken.reshape(together).sum(axis=1)
-            share = np.array([_margin(number) for number in numbers.tolist()]) * np.maximum(
-                shares / np.maximum(numbers, 1), LEAST_SHARE
-            )
+            margins = [estimate_margin(number) if number else 1.0 for number in numbers.tolist()]
+            share = np.array(margins) * np.maximum(shares / np.maximum(numbers, 1), LEAST_SHARE)
             share = np.where((norms[own] < np.inf).reshape(together).all(axis=1), share, np.nan)
             share = np.where(share > size, float(size), share)  # Cauchy and Schwarz's
             room = energies[own] / dimensions[own] * np.repeat(share, pieces.buckets // pieces.groups)
@@ -203,11 +199,6 @@ def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarr
         steps = (np.concatenate(found).view(np.uint32) & _STEP_BITS).view(np.float32)
         steps = np.where(steps < np.inf, steps, np.float32(np.nan))
     return np.where(counts_as_zero & ~np.isnan(steps), np.float32(0), steps)
-
-
-@lru_cache(maxsize=256)
-def _margin(samples: int) -> float:
-    return estimate_margin(samples) if samples else 1.0
 
 
 def _sums(grid: np.ndarray) -> np.ndarray:

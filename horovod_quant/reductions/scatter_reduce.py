@@ -13,7 +13,7 @@ from horovod_quant.codecs.base import REDUCER, Codec
 from horovod_quant.kernels.segments import Source, segment_kernels
 from horovod_quant.reductions.base import received_batch, segments_batch, worker_rounder
 from horovod_quant.reductions.requests import Allgather, Alltoall, Collective, Workers, validated
-from horovod_quant.reductions.shards import Shards, shards_of
+from horovod_quant.reductions.shards import Division, shards_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
@@ -38,30 +38,21 @@ class ScatterReduceAllgather:
     def collectives(self) -> tuple[Collective, ...]:
         return (Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
-    def _shards(self, elements: Sequence[int], workers: Workers) -> Shards:
-        return shards_of(elements, workers.size, lcm(self.scatter.align, self.gather.align))
+    def _shards(self, elements: Sequence[int], workers: Workers) -> Division:
+        return shards_of(tuple(elements), workers.size, lcm(self.scatter.align, self.gather.align))
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         shards = self._shards([gradient.elements for gradient in gradients], workers)
-        received = yield from validated(self._to_reducers(gradients, shards, workers, kernels), workers)
+        rounder = worker_rounder(self.scatter.domain, workers, self.correlated)
+        received = yield from validated(shards.alltoall(self.scatter, gradients, rounder, kernels), workers)
         request = self._to_workers(gradients, shards, received, workers, kernels)
         gathered = yield from validated(request, workers)
         return self.decode_received(gathered, [each.info for each in gradients], workers, kernels)
 
-    def _to_reducers(
-        self, gradients: Sequence[Gradient], shards: Shards, workers: Workers, kernels: Any
-    ) -> Alltoall:
-        batch = segments_batch(gradients, shards.segments, with_values=True)
-        payload = self.scatter.encode(
-            kernels, batch, worker_rounder(self.scatter.domain, workers, self.correlated)
-        )
-        sizes = [4 * length for length in shards.lengths_by_tensor(self.scatter)]
-        return Alltoall(payload, shards.lengths(self.scatter), sizes)
-
     def _to_workers(
         self,
         gradients: Sequence[Gradient],
-        shards: Shards,
+        shards: Division,
         received: Sequence[Any],
         workers: Workers,
         kernels: Any,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod_quant.codecs.base import Codec
 from horovod_quant.kernels.layout import ceil_div, split_points
-from horovod_quant.kernels.segments import Segment
+from horovod_quant.kernels.segments import Rounder, Segment
+from horovod_quant.reductions.base import segments_batch
+from horovod_quant.reductions.requests import ALL, Alltoall
+from horovod_quant.reductions.tensors import Gradient
 
 
 class Part(NamedTuple):
@@ -22,8 +25,8 @@ class Part(NamedTuple):
     segments: Sequence[Segment]
 
 
-class _Segments:
-    """Segments of each rank.
+class Division:
+    """Division of tensors into segments of each rank.
 
     Args:
         of: segments of each rank.
@@ -56,6 +59,27 @@ class _Segments:
                 found[segment.tensor] += codec.words(segment.elements)
         return self._by_tensor[codec]
 
+    def alltoall(
+        self, codec: Codec, gradients: Sequence[Gradient], rounder: Rounder, kernels: Any, group: str = ALL
+    ) -> Alltoall:
+        """Encode each rank's segments, and return the request that sends them there."""
+        batch = segments_batch(gradients, self.segments, with_values=True)
+        item_bytes = np.dtype(codec.dtype).itemsize
+        sizes = [item_bytes * length for length in self.lengths_by_tensor(codec)]
+        return Alltoall(codec.encode(kernels, batch, rounder), self.lengths(codec), sizes, group)
+
+    def shares(self, sizes: Sequence[int], ranks: Sequence[int]) -> list[float]:
+        """Return the bytes of ranks' arrays by tensor, in proportion to elements.
+
+        Each rank has one segment of each tensor, see `ranges_of`.
+        """
+        return (np.array(sizes, np.float64) @ self._weights[list(ranks)]).tolist()
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        counts = np.array(self._elements, np.float64).reshape(len(self.of), self.tensors)
+        return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
     def parts_of(self, codec: Codec, tensors: Sequence[int]) -> Sequence[Part]:
         """Return the payloads' parts with segments of these tensors, numbered by position."""
         if codec not in self._parts:
@@ -84,44 +108,25 @@ class _Segments:
         return found, by_tensor
 
 
-# ---- shards of ranks
+@lru_cache(maxsize=64)  # the groups of every step have tensors of the same lengths
+def shards_of(elements: tuple[int, ...], workers: int, align: int) -> Division:
+    """Return the shards of all ranks: units of ``align`` elements, divided evenly."""
+    first = split_points([ceil_div(count, align) for count in elements])  # unit of each tensor
+    bounds = [first[-1] * rank // workers for rank in range(workers + 1)]
+    of = [
+        [
+            Segment(i, (max(low, first[i]) - first[i]) * align, min(count, (high - first[i]) * align))
+            for i, count in enumerate(elements)
+            if max(low, first[i]) < min(high, first[i + 1])
+        ]
+        for low, high in zip(bounds, bounds[1:])
+    ]
+    return Division(of, len(elements))
 
 
-class Shards(_Segments):
-    """Segments that each rank reduces: units of ``align`` elements, divided evenly."""
-
-    def __init__(self, elements: tuple[int, ...], workers: int, align: int) -> None:
-        first = split_points([ceil_div(count, align) for count in elements])  # unit of each tensor
-        bounds = [first[-1] * rank // workers for rank in range(workers + 1)]
-        super().__init__(
-            [
-                [
-                    Segment(i, (max(low, first[i]) - first[i]) * align, min(count, (high - first[i]) * align))
-                    for i, count in enumerate(elements)
-                    if max(low, first[i]) < min(high, first[i + 1])
-                ]
-                for low, high in zip(bounds, bounds[1:])
-            ],
-            len(elements),
-        )
-
-
-def shards_of(elements: Iterable[int], workers: int, align: int) -> Shards:
-    """Return cached `Shards`.
-
-    The groups of every step have tensors of the same lengths.
-    """
-    return _shards_of(tuple(elements), workers, align)
-
-
-_shards_of = lru_cache(maxsize=64)(Shards)
-
-
-# ---- ranges of a node's workers
-
-
-class Ranges(_Segments):
-    """Segments that each worker of a node owns, one a tensor.
+@lru_cache(maxsize=64)
+def ranges_of(names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> Division:
+    """Return the ranges that each worker of a node owns, one a tensor.
 
     Args:
         names: names of the tensors.
@@ -129,25 +134,12 @@ class Ranges(_Segments):
         owners: number of workers of the node.
         unit: segments begin at multiples of this number of elements.
     """
-
-    def __init__(self, names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> None:
-        tensors = list(enumerate(zip(names, elements)))
-        super().__init__(
-            [
-                [Segment(i, *owned_range(name, count, owners, owner, unit)) for i, (name, count) in tensors]
-                for owner in range(owners)
-            ],
-            len(elements),
-        )
-        counts = np.array(self._elements, np.float64).reshape(owners, self.tensors)
-        self._weights = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-
-    def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
-        """Return the bytes of owners' arrays by tensor, in proportion to elements."""
-        return (np.array(sizes, np.float64) @ self._weights[list(owners)]).tolist()
-
-
-ranges_of = lru_cache(maxsize=64)(Ranges)  # the groups of every step have the same tensors
+    tensors = list(enumerate(zip(names, elements)))
+    of = [
+        [Segment(i, *owned_range(name, count, owners, owner, unit)) for i, (name, count) in tensors]
+        for owner in range(owners)
+    ]
+    return Division(of, len(elements))
 
 
 def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) -> tuple[int, int]:

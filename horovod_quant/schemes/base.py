@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Literal
@@ -17,8 +18,8 @@ import numpy as np
 from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW
-from horovod_quant.reductions.base import Reduction
+from horovod_quant.kernels.layout import ROW, split_points  # noqa: F401 (what schemes import from here)
+from horovod_quant.reductions.base import Reduction, worker_rounder
 from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes import from here)
     ALL,
     CROSS,
@@ -34,7 +35,6 @@ from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes impo
     map_requests,
     ragged_payload,
     split_gathered,
-    split_points,
     split_ragged,
     validated,
 )
@@ -62,9 +62,8 @@ def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
     ``"correlated"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
     `horovod_quant.kernels.keys`. ``"independent"``: the workers' numbers are independent.
     """
-    if is_correlated(rounding):
-        return gradient.keys.correlated("worker", gradient.step, workers.rank, workers.size)
-    return gradient.keys.key("worker", gradient.step, workers.rank)
+    rounder = worker_rounder("worker", workers, is_correlated(rounding))
+    return rounder.key(gradient.keys, gradient.step)
 
 
 _MANY_WORKERS = Workers(0, 1024)
@@ -325,6 +324,14 @@ def argument_names(scheme: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(scheme) if field.init]
 
 
+def type_hints(of: Any) -> dict[str, Any]:
+    """Return the annotations as types; none if Python cannot evaluate them."""
+    try:
+        return typing.get_type_hints(of)
+    except (TypeError, NameError):
+        return {}
+
+
 def renamed_arguments(kind: type[Scheme], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by present names; former names issue a DeprecationWarning.
 
@@ -384,6 +391,29 @@ def require_whole_nodes(size: int, local_size: int) -> None:
         raise ValueError(
             f"hierarchical: {size} workers cannot form nodes of {local_size}; start the same number on every node"
         )
+
+
+def nodes_of(ranks: Sequence[int], hierarchical: bool | int, hosts: Sequence[Any] = ()) -> list[list[int]]:
+    """Return the ranks of each node.
+
+    Args:
+        ranks: ranks of the workers.
+        hierarchical: True where hosts are nodes, the number of consecutive ranks of a node, or False for nodes of one.
+        hosts: the host of each rank, for True.
+
+    Raises:
+        ValueError: nodes have different numbers of workers.
+    """
+    if hierarchical is not True:
+        local_size = 1 if hierarchical is False else hierarchical
+        require_whole_nodes(len(ranks), local_size)
+        return [list(ranks[i : i + local_size]) for i in range(0, len(ranks), local_size)]
+    by_host: dict[Any, list[int]] = {}
+    for rank, host in zip(ranks, hosts):
+        by_host.setdefault(host, []).append(rank)
+    if len({len(node) for node in by_host.values()}) != 1:
+        raise ValueError(UNEVEN_HOSTS)
+    return list(by_host.values())
 
 
 def use_bucket_size(scheme: Any) -> None:

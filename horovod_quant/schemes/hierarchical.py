@@ -17,15 +17,12 @@ from horovod_quant.reductions.base import whole_batch
 from horovod_quant.reductions.hierarchical import HierarchicalReduction, between
 from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes.base import (
-    Allreduce,
     Collective,
     Decoded,
     Exchange,
     Gradient,
     Scheme,
-    TensorInfo,
     Workers,
-    map_requests,
     require_whole_nodes,
 )
 from horovod_quant.schemes.inside import FLOAT32, Inside, intra_codec, nmse_inside, require_inside
@@ -86,10 +83,8 @@ class Hierarchical(Scheme):
         if workers.local_size == 1:
             return self.inner.for_workers(workers)
         self.inner.check_workers(workers.nodes)
-        if workers.nodes > 1:
-            inner = self.inner.for_workers(between(workers))
-        else:
-            inner = Single(self.inner) if self.inner.own_optimizer else Unquantized()
+        quantizes = workers.nodes > 1 or self.inner.own_optimizer
+        inner = self.inner.for_workers(between(workers)) if quantizes else Unquantized()
         found = Hierarchical(inner, self.inside)
         object.__setattr__(found, "nodes", workers.nodes)
         return found
@@ -134,28 +129,3 @@ class Unquantized(Scheme):
 
         yield from ()
         return Decoded(1, decode=decode)
-
-
-@dataclass(frozen=True)
-class Single(Scheme):
-    """Scheme of a single node whose inner scheme requires an optimizer."""
-
-    inner: Scheme
-    collectives = ()
-
-    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        return (yield from map_requests(self.inner.begin(gradients, workers, kernels), _sent_back))
-
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        return self.inner.received_lengths(elements, workers)
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        return self.inner.decode_received(received, tensors, workers, kernels)
-
-
-def _sent_back(request: Any) -> Any:
-    """Return the collective's result for a single worker."""
-    yield from ()
-    return request.array if isinstance(request, Allreduce) else [request.array]

@@ -93,16 +93,7 @@ def check(scheme_class: Any) -> None:
             raise ValueError(
                 f"{name}.{argument}: compressors already have an argument of that name; rename the field"
             )
-    for declared in (
-        "presets",
-        "variants",
-        "compared",
-        "renamed",
-        "own_optimizer",
-        "own_steps",
-        "unbiased",
-        "host_only",
-    ):
+    for declared in Scheme.__annotations__:
         if declared in names:
             raise TypeError(f"{name}.{declared}: declare it without a type; with one it is an argument")
     given = [("variants", variant) for variant in vars(scheme_class).get("variants", ())]

@@ -23,8 +23,9 @@ from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.metrics import MetricsCallback
 
 # ``__init__.pyi`` declares the classes generated here for type checkers and editors.
-_classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor})
+_classes = Classes(__name__, [Compressor, BinSGDMCompressor])
 __getattr__ = _classes.find
+__dir__ = _classes.listed
 
 __all__ = [
     "Compressor",
@@ -33,7 +34,3 @@ __all__ = [
     "optim",
     *_classes.own_names(),
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_classes.names()})

@@ -17,8 +17,8 @@ from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.collectives import is_elastic
 from horovod_quant.tensorflow.compressor import Compressor
+from horovod_quant.tensorflow.groups import Member, StoredState
 from horovod_quant.tensorflow.horovod_call import HorovodCall
-from horovod_quant.tensorflow.member import Member, StoredState
 
 
 class BinSGDMCompressor(Compressor):
@@ -110,16 +110,13 @@ class BinSGDMCompressor(Compressor):
         # The first element of the control tensor was 1: now it is Horovod's factor.
         unit = tf.cast(numbers[0], tf.float32)
         stored = state.largest.assign(optim.largest_magnitude(result) / unit, read_value=False)
-        with tf.control_dependencies([] if stored is None else [stored]):
+        with tf.control_dependencies([stored]):
             return tf.identity(result)
 
-    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        # Also if this worker has a whole tensor: other workers of its node then have nothing of it.
-        return (
-            members if found.workers.local_size == 1 else [self._with_part(each, found) for each in members]
-        )
-
     def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
+        if found.workers.local_size == 1:
+            return member
+        # Also if this worker has a whole tensor: other workers of its node then have nothing of it.
         assert member.state is not None
         elements = member.state.momentum.shape.num_elements()
         scheme = member.scheme.for_workers(found.workers)

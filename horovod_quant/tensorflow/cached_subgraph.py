@@ -48,9 +48,18 @@ def by_rows(function: Function) -> Function:
 def _traced(function: Function, spec: tf.TensorSpec, x: tf.Tensor, others: tuple[Any, ...]) -> tf.Tensor:
     scalars = [other for other in others if tf.is_tensor(other)]
     signature = (spec, *(tf.TensorSpec([], scalar.dtype) for scalar in scalars))
-    return _graph(function, signature, others[len(scalars) :])(x, *scalars)
+    return graph_of(function, signature, others[len(scalars) :])(x, *scalars)
 
 
 @functools.cache
-def _graph(function: Function, signature: tuple[tf.TensorSpec, ...], constants: tuple[Any, ...]) -> Function:
-    return tf.function(lambda *tensors: function(*tensors, *constants), signature, autograph=False)
+def graph_of(
+    function: Function, signature: tuple[tf.TensorSpec, ...], constants: tuple[Any, ...], inline: bool = True
+) -> Function:
+    """Return the function of the signature's tensors, traced once."""
+    attributes = None if inline else {"_noinline": True}
+    return tf.function(
+        lambda *tensors: function(*tensors, *constants),
+        signature,
+        autograph=False,
+        experimental_attributes=attributes,
+    )

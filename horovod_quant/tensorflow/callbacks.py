@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,9 @@ from horovod_quant.schemes.base import (
     split_gathered,
 )
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
-from horovod_quant.tensorflow.member import Member
+from horovod_quant.tensorflow.groups import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
-from horovod_quant.transports.pairwise_via_allreduce import (
-    collectives_of_pairwise,
-    gathers_take_turns,
-    pairwise_via_allreduce,
-)
+from horovod_quant.transports.pairwise_via_allreduce import collectives_of_pairwise, pairwise_via_allreduce
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 _RUNS_KEPT = 64
@@ -93,9 +90,8 @@ class CallbackExchange:
         self._enter = enter
         self._traffic = traffic
         self._memory = memory
-        self._scheme = self._members[0].scheme
-        # This is fixed in the graph, but under elastic training the number of workers is not.
-        self._swaps = gathers_take_turns(mpi=hvd.mpi_enabled()) and not is_elastic()
+        # With Gloo. This is fixed in the graph, but under elastic training the number of workers is not.
+        self._swaps = not (hvd.mpi_enabled() or is_elastic())
         self._tokens = itertools.count()
         # A failed run, for example after a worker died, leaves its entry, which later runs remove.
         self._runs: OrderedDict[int, _Run] = OrderedDict()
@@ -135,13 +131,10 @@ class CallbackExchange:
                 answer = perform(collectives, stage, array, splits, self._scope)
 
         def result(position: int, control_tensor: tf.Tensor) -> tf.Tensor:
-            member = self._members[position]
-
-            def decode(token: np.int64, answer: np.ndarray, control_tensor: np.ndarray) -> np.ndarray:
-                return self._decode(position, token, answer, control_tensor)
-
-            (decoded,) = self._call(decode, [token, answer, control_tensor], [member.tensor.dtype])
-            decoded.set_shape(member.tensor.shape)
+            tensor = self._members[position].tensor
+            decode = partial(self._decode, position)
+            (decoded,) = self._call(decode, [token, answer, control_tensor], [tensor.dtype])
+            decoded.set_shape(tensor.shape)
             return decoded
 
         return result

@@ -46,7 +46,7 @@ class Scope(NamedTuple):
         """Return the tensor's name from which Horovod names its operation."""
         return None if self.label is None else f"quant_{self.label}"
 
-    def name(self, stage: int) -> str | None:
+    def name(self, stage: int | str) -> str | None:
         """Return a collective's name, equal on all workers, unique in a graph.
 
         Returns None in eager code.
@@ -143,9 +143,7 @@ def _active_rank_query(scope: Scope) -> tf.Tensor:
     in_branch = type(current).__name__ == "CondBranchFuncGraph" and not scope.is_direct
     graph = current.outer_graph if in_branch else current
     key = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
-    known = getattr(graph, "_horovod_quant_roll_calls", None)
-    if known is None:
-        known = graph._horovod_quant_roll_calls = {}
+    known = vars(graph).setdefault("_horovod_quant_roll_calls", {})
     if key not in known:
         if in_branch:
             scope = scope._replace(gradient=_outside(current, scope.gradient))
@@ -176,25 +174,21 @@ def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
 def _perform_query(scope: Scope) -> tf.Tensor:
     import horovod.tensorflow as hvd
 
-    name = None if scope.label is None else f"HorovodAllreduce_quant_present_{scope.label}"
     count = worker_count(scope.process_set)
     total = hvd.allreduce(
-        tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
+        tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=scope.name("present"),
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
     agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [SLOTS, SIGNS]), axis=1)
     # As `agreement.different`: if the schemes differ, their arguments are not compared.
     compared = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(SLOTS) < len(COMMON)))
     expected = total[0] if scope.is_off else count
+    unequal = [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)]
     checks = [
         require(tf.equal(total[0], expected), [_JOINED], scope.gradient),
-        require(
-            tf.reduce_all(agreed),
-            [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)],
-            scope.gradient,
-        ),
+        require(tf.reduce_all(agreed), unequal, scope.gradient),
     ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
+    with tf.control_dependencies(checks):
         return total[0] - expected
 
 
@@ -219,9 +213,7 @@ def not_constant_foldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) ->
     Horovod's operations count as stateless: with a constant input they would be folded, that is run once, and perhaps
     on one worker alone. ``zero`` is a zero that depends on operations that must come before.
     """
-    beginning = zero + tf.minimum(worker_count(process_set), 1) - 1
-    # A reshape to a computed shape would be removed if it has no effect.
-    return tf.slice(tf.reshape(tensor, [-1]), [beginning], [tensor.shape.num_elements()])
+    return _after(zero + tf.minimum(worker_count(process_set), 1) - 1, tf.reshape(tensor, [-1]))
 
 
 def control_tensor(

@@ -6,7 +6,8 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,7 @@ from horovod_quant.frontends import nodes
 from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.frontends.calls import check_dtype, check_operation, check_process_set
 from horovod_quant.frontends.frontend import BaseCompressor, gradient_fingerprint
+from horovod_quant.frontends.groups import cut_by_scheme
 from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.frontends.stats import OTHER_NAMES, Stats
 from horovod_quant.frontends.step_counts import UNNAMED
@@ -34,10 +36,9 @@ from horovod_quant.tensorflow.collectives import (
     scope_of,
     worker_count,
 )
-from horovod_quant.tensorflow.groups import Group, cut
+from horovod_quant.tensorflow.groups import Group, Member, Results, StoredState
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
-    DuplicateCursor,
     HorovodCall,
     identify,
     is_keras_3,
@@ -47,11 +48,10 @@ from horovod_quant.tensorflow.horovod_call import (
 )
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.measured import ErrorSampler
-from horovod_quant.tensorflow.member import Member, StoredState
 from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.tensorflow.state import Ledger, owning_graph
-from horovod_quant.tensorflow.traced import TracedExchange
+from horovod_quant.tensorflow.traced import traced_reduction
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "tensorflow"]
@@ -60,23 +60,6 @@ MANY_GRADIENTS = 4
 """Minimum number of separately reduced gradients for a warning."""
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-
-
-class Unchanged(NamedTuple):
-    """Context of an uncompressed gradient, perhaps cast for Horovod."""
-
-    dtype: tf.DType
-
-
-class _Compressed(NamedTuple):
-    """Context of a compressed gradient, whose control tensor Horovod reduces."""
-
-    group: Group
-    position: int
-    tensor: tf.Tensor
-    state: StoredState | None
-    compared: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
-    """Function that measures the nmse, from the result and the control tensor."""
 
 
 class Compressor(BaseCompressor):
@@ -175,7 +158,6 @@ class Compressor(BaseCompressor):
         self._first: dict[str, int] = {}
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
-        self._turns = DuplicateCursor()
         self._recent = RecentNames(self._forget)
         self._open: Group | None = None
         self._state_memory = ReusedMemory()
@@ -235,7 +217,7 @@ class Compressor(BaseCompressor):
         tensor = tf.convert_to_tensor(tensor)
         if tensor.dtype.is_integer or tensor.dtype.is_bool:
             return tensor, None
-        call = identify(self._turns)
+        call = identify()
         return (tensor, None) if call.is_export else self.compress_for(call, tensor)
 
     def compress_for(self, call: HorovodCall, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -243,9 +225,10 @@ class Compressor(BaseCompressor):
         name = self._name(call)
         self._check(call, name, tensor)
         elements = _shape(call, tensor).num_elements()
+        size = 2**62 if elements is None else elements
         if self.policy.is_off:
-            tensor = self._after_comparison(tensor, name, call)
-        scheme = self.policy.scheme_for(name, 2**62 if elements is None else elements)
+            tensor = self._after_comparison(tensor, self.policy.scheme_unless_off(name, size), call)
+        scheme = self.policy.scheme_for(name, size)
         self._remember(call, name, elements if self._is_traced(tensor, scheme) else None)
         if scheme is None:
             return self._pass_through(tensor, name, call)
@@ -258,16 +241,9 @@ class Compressor(BaseCompressor):
 
         Args:
             output: what Horovod reduced.
-            ctx: the context that `compress` returned.
+            ctx: the context that `compress` returned: a function of ``output``, or None.
         """
-        if isinstance(ctx, Unchanged):
-            return tf.cast(output, ctx.dtype)
-        if isinstance(ctx, _Compressed):
-            result = self._delivered(ctx.state, ctx.group.result(ctx.position, output), output)
-            if ctx.compared is not None:
-                result = ctx.compared(result, output)
-            return _without_gradient(result, ctx.tensor)
-        return output
+        return output if ctx is None else ctx(output)
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
@@ -347,18 +323,16 @@ class Compressor(BaseCompressor):
             stacklevel=2,
         )
 
-    def _after_comparison(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
+    def _after_comparison(self, tensor: tf.Tensor, scheme: Scheme | None, call: HorovodCall) -> tf.Tensor:
         """Return a gradient after the active-rank query of the others.
 
         In graphs, workers where compression is not switched off would wait for this worker in that query, before
         Horovod compares any shapes.
         """
-        elements = _shape(call, tensor).num_elements()
-        scheme = self.policy.scheme_unless_off(name, 2**62 if elements is None else elements)
         if scheme is None or call.variable is None:
             return tensor
         scope = self._scope(call, tensor)._replace(is_off=True)
-        resolved = scheme.for_workers(Workers(0, 1) if is_elastic() else scope.workers())
+        resolved = scheme.for_workers(self._deciding(scope.workers()))
         flat = after_active_rank_query(resolved.collectives, scope, tf.reshape(tensor, [-1]))
         return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
 
@@ -376,7 +350,7 @@ class Compressor(BaseCompressor):
         else:
             sent = self._counted(sent, name, call)
         named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)
-        return named, Unchanged(tensor.dtype)
+        return named, partial(tf.cast, dtype=tensor.dtype)
 
     def _counted(self, sent: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
         """Return ``sent`` with a callback that counts it when the graph runs."""
@@ -419,14 +393,23 @@ class Compressor(BaseCompressor):
             call.step if state is None else state.step,
         )
         group = self._group(call)
-        position = group.add(member, call)
+        position = group.add(member)
         numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
-        return numbers, _Compressed(group, position, tensor, state, self._comparison(tensor, name, call))
+        compared = self._comparison(tensor, name, call)
+
+        def finish(output: tf.Tensor) -> tf.Tensor:
+            result = self._delivered(state, group.result(position, output), output)
+            return _without_gradient(result if compared is None else compared(result, output), tensor)
+
+        return numbers, finish
 
     def _comparison(
         self, tensor: tf.Tensor, name: str, call: HorovodCall
     ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None:
-        """Return the function that measures a gradient's nmse, or None."""
+        """Return the function that measures a gradient's nmse, or None.
+
+        Its arguments are the result and the reduced control tensor.
+        """
         if (
             not self._sampler
             or call.variable is None
@@ -441,43 +424,40 @@ class Compressor(BaseCompressor):
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
-            return Group((), self._build)
-        if self._open is None or self._open.siblings is not call.siblings:
-            self._open = Group(call.siblings, self._build)
+            return Group(call, self._build)
+        if self._open is None or self._open.call.siblings is not call.siblings:
+            self._open = Group(call, self._build)
         return self._open
 
-    def _build(
-        self, members: list[Member], call: HorovodCall, control_tensor: tf.Tensor
-    ) -> Callable[[int, tf.Tensor], tf.Tensor]:
+    def _build(self, members: list[Member], call: HorovodCall, control_tensor: tf.Tensor) -> Results:
         """Create the reductions of gradients that Horovod groups."""
-        where: dict[int, tuple[Callable, int]] = {}
-        for positions in cut(members, self.group_bytes):
+        results: Results = {}
+        most = self.group_bytes
+        sizes = [(each.scheme, most if each.bytes is None else each.bytes) for each in members]
+        for positions in cut_by_scheme(sizes, most):
             own = [members[position] for position in positions]
             # If other workers let Horovod reduce a tensor, because theirs is small, the control tensor is an error on
             # all workers, while the reduction's collectives would wait indefinitely.
             with tf.control_dependencies([control_tensor] if call.variable is None else []):
-                result = self._exchange(own, call).build()
-            where.update({position: (result, i) for i, position in enumerate(positions)})
+                result = self._reduction(own, call)
+            results.update({position: partial(result, i) for i, position in enumerate(positions)})
+        return results
 
-        def result_of(position: int, output: tf.Tensor) -> tf.Tensor:
-            result, i = where[position]
-            return result(i, output)
-
-        return result_of
-
-    def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
+    def _reduction(self, members: list[Member], call: HorovodCall) -> Callable[[int, tf.Tensor], tf.Tensor]:
         scope = self._scope(call, members[0].tensor)
         if scope.nodes is not None:
-            members = self._with_parts(members, scope.nodes)
+            members = [self._with_part(member, scope.nodes) for member in members]
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
-            return CallbackExchange(members, kernels, scope, self._enter, self._traffic, self._state_memory)
+            return CallbackExchange(
+                members, kernels, scope, self._enter, self._traffic, self._state_memory
+            ).build()
         ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
         for member, ledger in zip(members, ledgers):
             control_bytes = (1 + SIGNS) * _control_dtype(member.tensor).size
             ledger.bytes_sent = ring_allreduce_bytes(control_bytes, call.process_set.size())
-        return TracedExchange(members, scope, ledgers)
+        return traced_reduction(members, scope, ledgers)
 
     def _scope(self, call: HorovodCall, tensor: tf.Tensor) -> Scope:
         """Return the scope of collectives in which workers compare arguments."""
@@ -551,9 +531,9 @@ class Compressor(BaseCompressor):
         """Return the reduced gradient, and update its optimizer's state."""
         return result
 
-    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        """Return the gradients with this worker's part of the state."""
-        return members
+    def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
+        """Return the gradient with this worker's part of the state."""
+        return member
 
 
 def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:

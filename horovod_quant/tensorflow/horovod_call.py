@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovod_quant.frontends.calls import Positions
+
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and gives no warning. Use "
     "horovod_quant.keras.DistributedOptimizer, which has the same arguments; or hvd.DistributedGradientTape, which "
@@ -30,6 +32,8 @@ _UNRECOGNISED = (
     "horovod_quant cannot tell which gradient this is: the caller of compress() is not a Horovod function that it "
     "knows"
 )
+
+_POSITIONS = Positions()
 
 
 class HorovodCall(NamedTuple):
@@ -74,54 +78,26 @@ class HorovodCall(NamedTuple):
         return self.paths or unique_names(map(name_of, self.variables))
 
 
-class DuplicateCursor:
-    """Cursor in a list of tensors, which may contain duplicates.
-
-    Horovod compresses them in order.
-    """
-
-    def __init__(self) -> None:
-        self._tensors: Sequence[Any] | None = None
-        self._taken: list[Any] = []
-
-    def index_of(self, tensors: Sequence[Any], tensor: Any) -> int:
-        """Return the present tensor's index in ``tensors``.
-
-        Horovod created the list for this call.
-        """
-        if tensors is not self._tensors:
-            self._tensors, self._taken = tensors, []
-        indices = [i for i, other in enumerate(tensors) if other is tensor]
-        index = indices[sum(other is tensor for other in self._taken)]
-        self._taken.append(tensor)
-        if len(self._taken) == len(tensors):
-            self._tensors, self._taken = None, []
-        return index
-
-
-def identify(turns: DuplicateCursor) -> HorovodCall:
+def identify() -> HorovodCall:
     """Identify the call by the frames that called ``compress``.
 
     Another compressor may be between.
-
-    Args:
-        turns: the compressor's cursor.
 
     Raises:
         RuntimeError: no frame is a known function of Horovod.
         ValueError: the function is not supported.
     """
     try:
-        return _identify(turns)
+        return _identify()
     except LookupError as error:  # a local variable of Horovod's function is missing or different
         raise RuntimeError(_UNRECOGNISED) from error
 
 
-def _identify(turns: DuplicateCursor) -> HorovodCall:
+def _identify() -> HorovodCall:
     call = tensor = index = position = None
     for function, local in _horovod_functions():
         if call is None:
-            call, tensor, index = _reduction(function, local, turns)
+            call, tensor, index = _reduction(function, local)
         elif function == "allreduce_grads":
             position = local["i"] if index is None else local["index_group"][index]
             if local["grads"][position] is not tensor:
@@ -199,9 +175,7 @@ def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
         frame = frame.f_back
 
 
-def _reduction(
-    function: str, local: dict[str, Any], turns: DuplicateCursor
-) -> tuple[HorovodCall | None, Any, int | None]:
+def _reduction(function: str, local: dict[str, Any]) -> tuple[HorovodCall | None, Any, int | None]:
     """Return Horovod's call, its tensor, and its index in a group."""
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
@@ -212,7 +186,7 @@ def _reduction(
     tensor, name, siblings, index = local["tensor"], local["name"], (), None
     if function == "grouped_allreduce":
         siblings = local["tensor_list"]
-        index = local["tensor_list_idx"][turns.index_of(siblings, tensor)]
+        index = local["tensor_list_idx"][_POSITIONS.next_of(tensor, siblings, siblings)]
         name = f"{name or 'grouped'}.{index}"
     call = HorovodCall(
         None,

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from horovod_quant.kernels import keys
 from horovod_quant.kernels.checks import check_code_words, check_sum_words
-from horovod_quant.kernels.keys import MULTIPLIER_1, MULTIPLIER_2, WEYL, Key
+from horovod_quant.kernels.keys import ALL_ONES, MULTIPLIER_1, MULTIPLIER_2, WEYL, Key
 from horovod_quant.kernels.layout import ROW, TILE, WHOLE_TENSOR, code_words, filled_bucket_size, tiles
 from horovod_quant.kernels.reference import MIN_NORM, check_operand, fraction_bits, uniform_levels
 from horovod_quant.kernels.sums import inverse_count
@@ -40,7 +40,6 @@ Number = Union[int, float, tf.Tensor]
 Operand = Any
 """An operand as in `horovod_quant.kernels.reference.Operand`."""
 
-_MASK32 = 0xFFFFFFFF
 _ABS = np.uint32(0x7FFFFFFF)
 _SIGN = np.uint32(0x80000000)
 _INF_BITS = np.uint32(0x7F800000)
@@ -175,13 +174,9 @@ def _no_buffer(out: None) -> None:
 
 
 def hash32(start: int, count: int, key: Key) -> tf.Tensor:
-    offset = start * WEYL
-    first = (
-        key.k0 + np.uint32(offset & _MASK32) if tf.is_tensor(key.k0) else np.uint32(key.k0 + offset & _MASK32)
-    )
-    k1 = key.k1 if tf.is_tensor(key.k1) else np.uint32(key.k1)
+    k0, k1 = (each if tf.is_tensor(each) else tf.constant(np.uint32(each)) for each in (key.k0, key.k1))
     index = tf.cast(tf.range(count, dtype=tf.int64), tf.uint32)
-    h = _hashed(index, tf.convert_to_tensor(first), tf.convert_to_tensor(k1))
+    h = _hashed(index, k0 + np.uint32(start * WEYL & ALL_ONES), k1)
     # Most keys have none of these.
     if key.shift:
         h = tf.bitwise.left_shift(h, np.uint32(key.shift))
@@ -216,7 +211,7 @@ class RngKey(keys.RngKey):
             else:
                 state = keys._absorb(state, int(value))
         if not tf.is_tensor(state):
-            return Key(state & _MASK32, state >> 32)
+            return Key(state & ALL_ONES, state >> 32)
         return Key(tf.cast(state, tf.uint32), tf.cast(tf.bitwise.right_shift(state, _uint64(32)), tf.uint32))
 
 
@@ -506,7 +501,7 @@ def binarize(
         variable.assign(tf.reshape(value, variable.shape), read_value=False)
         for variable, value in zip((momentum, scale), updated)
     ]
-    with tf.control_dependencies([operation for operation in assigned if operation is not None]):
+    with tf.control_dependencies(assigned):
         return tf.identity(words), tf.identity(broken)
 
 

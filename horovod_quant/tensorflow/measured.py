@@ -70,7 +70,7 @@ class ErrorSampler(BaseSampler):
             total = hvd.allreduce(
                 tf.concat([tf.ones([1]), tf.cast(own, tf.float32)], 0),
                 op=hvd.Sum,
-                name=None if scope.label is None else f"HorovodAllreduce_quant_nmse_{scope.label}",
+                name=scope.name("nmse"),
                 process_set=scope.process_set,
                 ignore_name_scope=True,  # the branch's scope has a number, which differs between workers
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,9 +22,9 @@ from horovod_quant.frontends.binsgdm import (
 )
 from horovod_quant.kernels import notices
 from horovod_quant.tensorflow import kernels
+from horovod_quant.tensorflow.groups import StoredState
 from horovod_quant.tensorflow.horovod_call import name_of, own_variable
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
-from horovod_quant.tensorflow.member import StoredState
 from horovod_quant.tensorflow.parts import StatePart
 from horovod_quant.tensorflow.state import outside_of_functions, outside_of_traces, uncollected_variable
 
@@ -33,17 +33,6 @@ _HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
 # Under Keras 3 the classes below exist, so that modules can be imported, and their constructors raise.
 _Optimizer: Any = tf.keras.optimizers.Optimizer if _HAS_KERAS_2 else object
 _LegacyOptimizer: Any = tf.keras.optimizers.legacy.Optimizer if _HAS_KERAS_2 else object
-
-
-class _Part(NamedTuple):
-    """This worker's elements of momentum and scale, and the process set.
-
-    The workers of the process set together have all elements.
-    """
-
-    momentum: StatePart
-    scale: StatePart
-    process_set: Any
 
 
 class BinaryUpdate:
@@ -70,7 +59,7 @@ class BinaryUpdate:
         self.seed = int(seed)
         self._exchanged: dict[int, tf.Variable | None] = {}
         self._largest: dict[int, tf.Variable] = {}
-        self._parts: dict[Any, _Part] = {}
+        self._parts: dict[Any, tuple[StatePart, ...]] = {}  # a momentum's and its scale's
         self.has_compressor = False
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
@@ -110,13 +99,11 @@ class BinaryUpdate:
 
         It passes this number from a reduction to its update.
         """
-
-        def make() -> None:
-            # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
-            self._largest[index] = uncollected_variable(tf.zeros([]), "horovod_quant_largest")
-
         if index not in self._largest:
-            outside_of_traces(make)
+            # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
+            self._largest[index] = outside_of_traces(
+                lambda: uncollected_variable(tf.zeros([]), "horovod_quant_largest")
+            )
         return self._largest[index]
 
     def keep_part(self, state: StoredState, start: int, stop: int, process_set: Any) -> StoredState:
@@ -134,15 +121,15 @@ class BinaryUpdate:
         """
         reference = state.momentum.ref()
         if reference not in self._parts:
-            momentum, scale = (StatePart(whole, start, stop) for whole in (state.momentum, state.scale))
-            self._parts[reference] = _Part(momentum, scale, process_set)
-        part = self._parts[reference]
-        if (part.momentum.start, part.momentum.stop) != (start, stop):
+            whole = state.momentum, state.scale
+            self._parts[reference] = tuple(StatePart(each, start, stop, process_set) for each in whole)
+        momentum, scale = self._parts[reference]
+        if (momentum.start, momentum.stop) != (start, stop):
             raise RuntimeError(
                 "BinSGDM: this worker already keeps other elements of a variable's momentum and scale; reduce each "
                 "gradient under one name, in nodes of one size, or construct another optimizer"
             )
-        return state._replace(momentum=part.momentum, scale=part.scale)
+        return state._replace(momentum=momentum, scale=scale)
 
     def gather_state(self) -> Any:
         """Gather the whole state on every worker after hierarchical reductions.
@@ -154,14 +141,14 @@ class BinaryUpdate:
             The operation to run in a TensorFlow 1 graph; otherwise None.
         """
         gathered = [
-            state.gathered(f"horovod_quant_{name}_{number}", part.process_set)
-            for number, part in enumerate(self._parts.values())
-            for name, state in (("momentum", part.momentum), ("scale", part.scale))
+            part.gathered(f"horovod_quant_{name}_{number}")
+            for number, parts in enumerate(self._parts.values())
+            for name, part in zip(("momentum", "scale"), parts)
         ]
         return None if tf.executing_eagerly() else tf.group(gathered)
 
     def _state_parts(self) -> list[StatePart]:
-        return [state for part in self._parts.values() for state in (part.momentum, part.scale)]
+        return [part for parts in self._parts.values() for part in parts]
 
     def _without_parts(self, variables: Sequence[Any]) -> list[Any]:
         """Return the variables that are not split between workers.

@@ -21,22 +21,23 @@ class StatePart:
     Args:
         variable: the whole variable, float32.
         start, stop: the range of elements of the flattened variable.
+        process_set: Horovod's workers that together have all elements.
 
     Attributes:
         share: these elements, while the variable is empty.
     """
 
-    def __init__(self, variable: tf.Variable, start: int, stop: int) -> None:
+    def __init__(self, variable: tf.Variable, start: int, stop: int, process_set: Any) -> None:
         self.variable, self.start, self.stop = variable, start, stop
+        self._process_set = process_set
         self.shape = tf.TensorShape([stop - start])
-        self.share: tf.Variable
-        outside_of_traces(self._make)
+        self.share = outside_of_traces(self._make)
         self._refuse_to_be_saved()
 
-    def _make(self) -> None:
+    def _make(self) -> tf.Variable:
         # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
         with tf.device(self.variable.device):
-            self.share = uncollected_variable(tf.zeros(self.shape), "horovod_quant_share")
+            return uncollected_variable(tf.zeros(self.shape), "horovod_quant_share")
 
     def _refuse_to_be_saved(self) -> None:
         """Make checkpoints fail, which would save an empty variable.
@@ -67,12 +68,12 @@ class StatePart:
     def assign(self, value: tf.Tensor, read_value: bool = False) -> Any:
         """Assign the elements; return the operation, or None in eager code."""
         assigned = self.share.assign(value, read_value=False)
-        with tf.control_dependencies([] if assigned is None else [assigned]):
+        with tf.control_dependencies([assigned]):
             zero = _zero()
             dimensions = tf.fill([zero + max(self.variable.shape.rank, 1)], zero)
             return self._assign_to_whole(tf.fill(dimensions, 0.0))
 
-    def gathered(self, name: str, process_set: Any) -> Any:
+    def gathered(self, name: str) -> Any:
         """Gather the whole variable on all workers with parts of it.
 
         Return the operation, or None in eager code.
@@ -81,7 +82,7 @@ class StatePart:
 
         around = [[self.start, self.variable.shape.num_elements() - self.stop]]
         padded = tf.pad(self.read_value(), around)
-        whole = hvd.allreduce(padded, op=hvd.Sum, name=name, process_set=process_set)
+        whole = hvd.allreduce(padded, op=hvd.Sum, name=name, process_set=self._process_set)
         return self._assign_to_whole(tf.reshape(whole, self.variable.shape))
 
     def forget(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, tiles
 from horovod_quant.kernels.reference import MIN_NORM
@@ -21,7 +22,6 @@ from horovod_quant.kernels.rotation import (
     ROWS_OF_A_SUM,
     SMALLEST,
     THRESHOLDS,
-    check_bits,
     check_scales,
     check_workers,
     rotated_elements,
@@ -29,12 +29,14 @@ from horovod_quant.kernels.rotation import (
 from horovod_quant.kernels.trellis import FAR
 from horovod_quant.tensorflow.cached_subgraph import by_rows, elementwise
 from horovod_quant.tensorflow.kernels import (
+    _INF_BITS,
     Number,
     _bits,
     _lanes_in_a_tree,
     _largest_bits,
     _minus_sum_of_rows,
     _no_buffer,
+    _padded,
     _rounded,
     _stored,
     _wide,
@@ -45,8 +47,6 @@ from horovod_quant.tensorflow.kernels import (
     with_nonfinite,
 )
 from horovod_quant.tensorflow.trellis import trellis_codes, trellis_values
-
-_INFINITE = np.uint32(0x7F800000)
 
 
 def encode_rotated(
@@ -60,7 +60,7 @@ def encode_rotated(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     _no_buffer(out)
     _no_buffer(scales)
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     words, found = [tf.zeros([0], tf.uint32)], [tf.zeros([0], tf.float64)]
     for first, elements in _grids(x.shape[0]):
         codes, own_scales = _encoded(x[first : first + elements], bits, key, start + first, trellis)
@@ -93,7 +93,7 @@ def add_rotated(
     trellis: bool = False,
 ) -> tf.Tensor:
     check_workers(words, scales, keys)
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     for own in scales:
         check_scales(own.shape[0], out.shape[0])
     codes = [unpack_codes(own, bits, rotated_elements(out.shape[0])) for own in words]
@@ -113,12 +113,13 @@ def _encoded(x: tf.Tensor, bits: int, key: Key, first: int, trellis: bool) -> tu
     count = tiles(x.shape[0])
     size = rotated_elements(x.shape[0]) // count
     maxima = _largest_bits(_bits(x), TILE)
-    finite = maxima < _INFINITE
+    finite = maxima < _INF_BITS
     usable = finite & (maxima >= np.float32(MIN_NORM).view(np.uint32))
     exponents = tf.cast(tf.bitwise.right_shift(maxima, np.uint32(23)), tf.int64) - 127
     shift = tf.where(usable, tf.minimum(exponents, np.int64(LARGEST_SHIFT)), np.int64(0))
 
-    values = tf.where(usable[:, None], _grid(_wide(x), count, size), np.float64(0)) * _power(-shift)[:, None]
+    values = tf.reshape(_padded(_wide(x), size), [count, size])
+    values = tf.where(usable[:, None], values, np.float64(0)) * _power(-shift)[:, None]
     values = tf.where(tf.abs(values) < np.float64(SMALLEST), np.float64(0), values)
     squares = _lane_sums(tf.cast(values * values, tf.float32))
     one, two = _signs(count, size, key, first)
@@ -176,11 +177,6 @@ def _decoded(
         values = tf.reshape(_rounded(restored * own_units[:, None]), [len(keys), -1])
         found.append(values[:, :own])
     return tf.unstack(tf.concat(found, 1))
-
-
-def _grid(values: tf.Tensor, count: int, size: int) -> tf.Tensor:
-    missing = count * size - values.shape[0]
-    return tf.reshape(tf.pad(values, [[0, missing]]), [count, size])
 
 
 def _level_values(codes: tf.Tensor, bits: int, trellis: bool) -> tf.Tensor:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Callable
 
-import numpy as np
 import tensorflow as tf
 
-from horovod_quant.kernels.arrays import Part, no_part
-from horovod_quant.kernels.layout import ROW, ceil_div, tiles
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels, Source
 
 
@@ -72,8 +68,8 @@ class TensorFlowSegments(SegmentKernels):
         """
         kernels = self._kernels
         updated: dict[int, tuple[tf.Variable, list[tf.Tensor]]] = {}
-        parts: list[Part] = []
-        for i, count in enumerate(batch.elements):
+        parts = [tf.zeros([0], tf.int32)]
+        for i in range(len(batch.elements)):
             momentum, scale, beta = batch.states[i]
             key = rounder.key(batch.chains[i], batch.steps[i])
             words, flags, *values = kernels.binarized(
@@ -81,15 +77,10 @@ class TensorFlowSegments(SegmentKernels):
             )
             for own, value in zip((momentum, scale), values):
                 updated.setdefault(id(own.variable), (own.variable, []))[1].append(value)
-            parts.append((ROW * tiles(count), np.int32, partial(_known, words)))
-            parts.append((ceil_div(tiles(count), ROW), np.int32, partial(_known, kernels.pack_flags(flags))))
+            parts += [words, kernels.pack_flags(flags)]
         assigned = [
             variable.assign(tf.reshape(tf.concat(own, 0), variable.shape), read_value=False)
             for variable, own in updated.values()
         ]
-        with tf.control_dependencies([operation for operation in assigned if operation is not None]):
-            return tf.identity(kernels.pack([*parts, no_part(np.int32)]))
-
-
-def _known(tensor: tf.Tensor, out: None) -> tf.Tensor:
-    return tensor
+        with tf.control_dependencies(assigned):
+            return tf.identity(kernels.concatenate(parts))

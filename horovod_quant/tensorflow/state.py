@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context  # Horovod imports it, too
+
+_Made = TypeVar("_Made")
 
 
 @contextlib.contextmanager
@@ -62,15 +64,14 @@ class Ledger:
         self.bytes_sent = self.float32_bytes = 0.0
         self.variable: tf.Variable
         self._saved: _SavedCount
-        self._read: tf.Tensor | None = None  # created early: TensorFlow 1 graphs may be finalized
+        self._read: tf.Tensor | None
         outside_of_traces(self._make)
-        if owning_graph() is not None:
-            with outside_of_functions():
-                self._read = self._value()
 
     def _make(self) -> None:
         self.variable = uncollected_variable(tf.zeros([], tf.int64), "horovod_quant_exchanges")
         self._saved = _SavedCount(self)
+        # Created early: TensorFlow 1 graphs may be finalized.
+        self._read = None if owning_graph() is None else self._value()
 
     def _value(self) -> tf.Tensor:
         if owning_graph() is None:
@@ -166,13 +167,11 @@ def uncollected_variable(value: tf.Tensor, name: str) -> tf.Variable:
     return tf.compat.v1.Variable(value, trainable=False, collections=[], use_resource=True, name=name)
 
 
-def outside_of_traces(make: Callable[[], None]) -> None:
+def outside_of_traces(make: Callable[[], _Made]) -> _Made:
     """Call a function that creates variables outside any trace."""
     if owning_graph() is not None:
         with outside_of_functions():
-            make()
-        return
+            return make()
     # A function that is traced a second time forbids new variables in its thread.
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()

@@ -27,63 +27,56 @@ from horovod_quant.tensorflow.collectives import (
     perform,
     worker_count,
 )
-from horovod_quant.tensorflow.member import Member, StoredState
+from horovod_quant.tensorflow.groups import Member, StoredState
 from horovod_quant.tensorflow.refusal import opaque_false, require
 from horovod_quant.tensorflow.segments import FlatVariable
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.transports.traffic import sent_bytes
 
 
-class TracedExchange:
-    """Reduction of a group of gradients at one point of a graph.
+def traced_reduction(
+    members: Sequence[Member], scope: Scope, ledgers: Sequence[Ledger]
+) -> Callable[[int, tf.Tensor], tf.Tensor]:
+    """Create the operations that reduce a group of gradients.
 
-    It is for the present number of workers.
+    They are for one point of a graph, and the present number of workers.
 
     Args:
         members: the gradients, with known shapes.
         scope: the scope of its collectives.
         ledgers: the counter of each member's reductions.
+
+    Returns:
+        A function from a member's position and control tensor to its result.
     """
+    process_set, workers = scope.process_set, scope.workers()
+    scheme = members[0].scheme.for_workers(workers)
+    collectives = scheme.collectives
+    gradients = [
+        _gradient(member, not_constant_foldable(member.tensor, process_set), ledger)
+        for member, ledger in zip(members, ledgers)
+    ]
+    exchange = with_explained_errors(scheme, gradients, workers, kernels, "TensorFlow's tensors")
+    request, output = next(exchange), None
+    for stage in range(len(collectives)):
+        for ledger, sent in zip(ledgers, sent_bytes(request, workers.size_of(request.group))):
+            ledger.bytes_sent += sent
+        splits = tf.constant(request.splits, tf.int32) if isinstance(request, Alltoall) else None
+        array = _array_to_send(request.array, output, process_set)
+        output = perform(collectives, stage, array, splits, scope)
+        try:
+            request = exchange.send(_answer(request, output, workers))
+        except StopIteration as stop:
+            decoded = stop.value
 
-    def __init__(self, members: Sequence[Member], scope: Scope, ledgers: Sequence[Ledger]) -> None:
-        self._members = list(members)
-        self._scope = scope
-        self._ledgers = list(ledgers)
+    def result(position: int, control_tensor: tf.Tensor) -> tf.Tensor:
+        member = members[position]
+        control_tensor = after_active_rank_query(collectives, scope, control_tensor)
+        factor = _factor(member, control_tensor, process_set) / tf.cast(decoded.active, tf.float64)
+        target = tf.TensorSpec([gradients[position].elements], member.tensor.dtype)
+        return tf.reshape(decoded.write(position, factor, target), member.tensor.shape)
 
-    def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Create the operations.
-
-        Returns a function from a member's position and control tensor to its result.
-        """
-        process_set = self._scope.process_set
-        workers = self._scope.workers()
-        scheme = self._members[0].scheme.for_workers(workers)
-        collectives = scheme.collectives
-        gradients = [
-            _gradient(member, not_constant_foldable(member.tensor, process_set), ledger)
-            for member, ledger in zip(self._members, self._ledgers)
-        ]
-        exchange = with_explained_errors(scheme, gradients, workers, kernels, "TensorFlow's tensors")
-        request, output = next(exchange), None
-        for stage in range(len(collectives)):
-            for ledger, sent in zip(self._ledgers, sent_bytes(request, workers.size_of(request.group))):
-                ledger.bytes_sent += sent
-            splits = tf.constant(request.splits, tf.int32) if isinstance(request, Alltoall) else None
-            array = _array_to_send(request.array, output, process_set)
-            output = perform(collectives, stage, array, splits, self._scope)
-            try:
-                request = exchange.send(_answer(request, output, workers))
-            except StopIteration as stop:
-                decoded = stop.value
-
-        def result(position: int, control_tensor: tf.Tensor) -> tf.Tensor:
-            member = self._members[position]
-            control_tensor = after_active_rank_query(collectives, self._scope, control_tensor)
-            factor = _factor(member, control_tensor, process_set) / tf.cast(decoded.active, tf.float64)
-            target = tf.TensorSpec([gradients[position].elements], member.tensor.dtype)
-            return tf.reshape(decoded.write(position, factor, target), member.tensor.shape)
-
-        return result
+    return result
 
 
 def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
@@ -113,7 +106,7 @@ def _after_assigning(values: tf.Tensor, stored: StoredState) -> tf.Tensor:
     elements of a variable and those that store none need the same inputs.
     """
     assigned = [part.assign(part.read_value(), read_value=False) for part in (stored.momentum, stored.scale)]
-    with tf.control_dependencies([operation for operation in assigned if operation is not None]):
+    with tf.control_dependencies(assigned):
         return tf.identity(values)
 
 

@@ -6,16 +6,14 @@ or more than 2^-60. XLA contracts a product and a sum, but not with a minimum be
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from horovod_quant.kernels.layout import ROW
 from horovod_quant.kernels.trellis import BRANCHES, FAR, LEVELS, ascending, middles
-from horovod_quant.tensorflow.cached_subgraph import by_rows
+from horovod_quant.tensorflow.cached_subgraph import by_rows, graph_of
 
 _BITS_OF_AN_INDEX = 3
 _INDEX = np.uint32((1 << _BITS_OF_AN_INDEX) - 1)
@@ -27,23 +25,11 @@ def trellis_codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple
     """Return the codes of buckets' coordinates."""
     if tf.executing_eagerly():
         return _codes(z, units, bits, first_levels)
-    codes = _graph(z.shape[1], bits, first_levels)(z, units)
+    signature = (tf.TensorSpec([None, z.shape[1]], tf.float32), tf.TensorSpec([None], tf.float32))
+    # Inlined, hundreds of loops would take Grappler minutes.
+    codes = graph_of(_codes, signature, (bits, first_levels), inline=False)(z, units)
     codes.set_shape(z.shape)
     return codes
-
-
-@functools.cache
-def _graph(size: int, bits: int, first_levels: tuple[float, ...]) -> Callable[..., tf.Tensor]:
-    """Return `_codes`, traced once and not inlined.
-
-    Grappler takes minutes for hundreds of loops.
-    """
-    return tf.function(
-        lambda z, units: _codes(z, units, bits, first_levels),
-        (tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], tf.float32)),
-        autograph=False,
-        experimental_attributes={"_noinline": True},
-    )
 
 
 @by_rows

@@ -21,11 +21,8 @@ from horovod_quant.torch.binsgdm import BinSGDMCompressor
 from horovod_quant.torch.compressor import Compressor
 
 # ``__init__.pyi`` declares the classes generated here for type checkers and editors.
-_classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor}, [Auto])
+_classes = Classes(__name__, [Compressor, BinSGDMCompressor], [Auto])
 __getattr__ = _classes.find
+__dir__ = _classes.listed
 
 __all__ = ["Auto", "Compressor", "ddp", "fsdp", "hierarchical_process_sets", "optim", *_classes.own_names()]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_classes.names()})

@@ -37,7 +37,7 @@ from horovod_quant.kernels import notices
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.caller import OptimizerCall, asking_optimizer
-from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
+from horovod_quant.torch.compressor import Compressor, is_integral
 from horovod_quant.torch.participation import probe_bound, with_probe
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan
 from horovod_quant.torch.tuning_session import TuningSession
@@ -110,7 +110,7 @@ class Auto(Compressor):
         All named ones, or one from the registry.
         """
         if self.methods is not None:
-            return candidates.named(self.methods, _PAIR, False)
+            return [candidates.named(name, _PAIR, False) for name in self.methods]
         found = candidates.any_of(self.max_nmse, _PAIR, False, candidates.usable(), self._on_device)
         if found is None:
             raise ValueError(
@@ -173,19 +173,20 @@ class Auto(Compressor):
         Raises:
             ValueError: ``state`` is something else.
         """
-        choices = state.get("choices") if isinstance(state, Mapping) else None
-        version = state.get("version", 1) if isinstance(state, Mapping) else None
+        counts = dict(state) if isinstance(state, Mapping) else {}
+        choices, version = counts.pop("choices", None), counts.pop("version", 1)
         if (
             not isinstance(choices, Mapping)
             or not isinstance(version, int)
             or not all(map(_is_choice, choices.values()))
         ):
             raise ValueError(f"state={in_short(state)}: use what an Auto's state_dict() returned")
-        super().load_state_dict(
-            {key: value for key, value in state.items() if key not in ("choices", "version")}
-        )
-        made = {str(key): _Choice(**choice) for key, choice in choices.items()}
-        self._choices = {key: choice.with_present_name(version) for key, choice in made.items()}
+        super().load_state_dict(counts)
+        self._choices = {}
+        for key, saved in choices.items():
+            method, workers = saved["method"], saved["workers"]
+            present = former_names.present(method, version, workers) or method
+            self._choices[str(key)] = _Choice(present, workers)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled compressor, also one of version 0.1.0."""
@@ -222,15 +223,19 @@ class Auto(Compressor):
                 f"call is not part of one; use a method such as hvq.EDEN(): `horovod-quant bench` and `advise` "
                 f"recommend one"
             )
-        session = self._tuning_session(call, tensor)
+        session = self.session_of(call.optimizer)
+        if session is None:
+            session = TuningSession(self, call.label, self._elements(call))
+            vars(call.optimizer).setdefault(_SESSIONS, {})[self] = session
+        session.arrive(call, tensor)
         sent, context = self._compress(tensor, call, session.policy)
         if not session.is_counting:
             return sent, context
         bound = None
         if session.probe.is_of(call.parameter):
             bound = probe_bound(call)
-            if context is None or isinstance(context, Unchanged):
-                sent, context = with_probe(sent), Unchanged(tensor)
+            if context is None or isinstance(context, torch.Tensor):
+                sent, context = with_probe(sent), tensor
         return sent, _Watched(session, context, bound)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -240,15 +245,11 @@ class Auto(Compressor):
         if not isinstance(ctx, _Watched):
             return super().decompress(output, ctx)
         session, context, bound = ctx
-        if bound is None:
-            result = super().decompress(output, context)
-        elif isinstance(context, Unchanged):
-            shape = context.destination.shape
-            result = super().decompress(output[:-1].reshape(shape), context)
-            session.note_participation(float(output[-1]) > bound)
-        else:
-            result = super().decompress(output, context)
-            session.note_participation(float(output[0]) > bound)
+        is_followed_by_probe = bound is not None and isinstance(context, torch.Tensor)
+        reduced = output[:-1].reshape(context.shape) if is_followed_by_probe else output
+        result = super().decompress(reduced, context)
+        if bound is not None:
+            session.note_participation(float(output[-1 if is_followed_by_probe else 0]) > bound)
         session.note_delivery()
         return result
 
@@ -274,15 +275,6 @@ class Auto(Compressor):
         return plan if session.policy is policy else None
 
     # ---- what a tuning session calls -------------------------------------------------------------------------
-
-    def _tuning_session(self, call: OptimizerCall, tensor: torch.Tensor) -> TuningSession:
-        """Return the optimizer's tuning session, after beginning the gradient's step."""
-        session = self.session_of(call.optimizer)
-        if session is None:
-            session = TuningSession(self, min(call.names), self._elements(call))
-            vars(call.optimizer).setdefault(_SESSIONS, {})[self] = session
-        session.arrive(call, tensor)
-        return session
 
     def session_of(self, optimizer: Any) -> TuningSession | None:
         """Return an optimizer's tuning session, which lives as long as the optimizer.
@@ -361,11 +353,6 @@ class _Choice(NamedTuple):
 
     method: str
     workers: int
-
-    def with_present_name(self, version: int) -> _Choice:
-        """Return the choice with the present name of its method."""
-        present = former_names.present(self.method, version, self.workers)
-        return self if present is None else self._replace(method=present)
 
 
 def _from_max_error(max_error: Any, max_nmse: Any) -> Any:

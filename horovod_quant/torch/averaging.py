@@ -16,6 +16,7 @@ from horovod_quant.frontends import step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
+from horovod_quant.reductions.requests import drive
 from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.binsgdm import HookedParameter
@@ -136,14 +137,11 @@ class Averager:
         self._has_nccl = _has_nccl(group)
         self._is_first = dist.get_rank(group) == 0
         self._memories: dict[torch.device, Memory] = {}
-        self._steps: dict[str, int] = {}
-        self._first_step = 0
         self._traffic = TrafficCounter()
         self.uncounted: set[str] = set()
         self.resume(compression)
-        self._is_nccl = (
-            self.memory(device).takes_tensors and device.type == "cuda"
-        )  # raises for impossible kernels
+        # `memory` raises for impossible kernels.
+        self._is_nccl = self.memory(device).takes_tensors and device.type == "cuda"
         backend = "nccl" if self._is_nccl else "gloo"
         # NCCL's collectives of Python objects use the current device.
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
@@ -213,24 +211,22 @@ class Averager:
                 scheme.for_workers(workers),
                 indices,
                 [self._gradient(members[index]) for index in indices],
-                [self._counter(members[index], 0.0) for index in indices],
+                [self._counter(members[index], is_compressed=True) for index in indices],
                 [hooked for index in indices if (hooked := members[index].hooked) is not None],
             )
             for scheme, indices in by_scheme.items()
             if scheme is not None
         ]
-        counted = [self._counter(members[index], self._ring_bytes(members[index])) for index in rest]
+        counted = [self._counter(members[index], is_compressed=False) for index in rest]
         return Bucket(groups, rest, counted)
 
     def _gradient(self, member: Member) -> Gradient:
         return Gradient(None, RngKey(self._seed, member.name + member.suffix))  # type: ignore[arg-type]
 
-    def _counter(self, member: Member, sent: float) -> Repeated:
-        return self._traffic.repeated(member.name, self._ring_bytes(member), sent)
-
-    def _ring_bytes(self, member: Member) -> float:
+    def _counter(self, member: Member, is_compressed: bool) -> Repeated:
         elements = member.elements if member.counted is None else member.counted
-        return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
+        float32_bytes = ring_allreduce_bytes(4 * elements, self.groups.workers.size)
+        return self._traffic.repeated(member.name, float32_bytes, 0.0 if is_compressed else float32_bytes)
 
     def count(self, bucket: Bucket) -> None:
         """Count one reduction of each gradient of a bucket.
@@ -301,16 +297,12 @@ class Averager:
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
         """Run a scheme's collectives, and count the bytes sent."""
-        requests = memory.resumed(exchange, False)
-        answer: Any = None
-        while True:
-            try:
-                request: Any = requests.send(answer)
-            except StopIteration as stop:
-                decoded: Decoded = stop.value
-                break
+
+        def answer(request: Any) -> Any:
             # A copy to the host is waited for by the request that follows it.
-            answer = None if isinstance(request, Copying) else self._perform(request, names, memory)
+            return None if isinstance(request, Copying) else self._perform(request, names, memory)
+
+        decoded: Decoded = drive(memory.resumed(exchange, False), answer)
         for name, buckets in zip(names, decoded.exchanged_again):
             self._traffic.count_again(name, buckets)
         return decoded

@@ -21,6 +21,26 @@ from horovod_quant.torch.memory import Memory
 from horovod_quant.transports.torch_distributed import Connection, Groups
 
 
+class _HorovodSum(NamedTuple):
+    """Sum in place over a process set."""
+
+    process_set: Any
+
+    def __call__(self, whole: torch.Tensor, name: str) -> None:
+        import horovod.torch as hvd
+
+        hvd.allreduce_(whole, op=hvd.Sum, name=name, process_set=self.process_set)
+
+
+class _Sum(NamedTuple):
+    """Sum in place over a connection's workers."""
+
+    connection: Connection
+
+    def __call__(self, whole: torch.Tensor, name: str) -> None:
+        self.connection.allreduce_(whole)
+
+
 class BinSGDMCompressor(Compressor):
     """Compressor for the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state is momentum and scale.
 
@@ -61,22 +81,27 @@ class BinSGDMCompressor(Compressor):
     def _count(self, call: Any, step: int) -> None:
         call.optimizer.count_update(call.parameter)
 
-    def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        return self._opener_over(call, memory, _HorovodSum)
-
-    def _opener_over(
-        self, call: Any, memory: Memory, sum_over: Callable[[Any], Any]
+    def _opener(
+        self, call: Any, memory: Memory, sum_over: Callable[[Any], Any] = _HorovodSum
     ) -> Callable[[int, int, Any], OpenState]:
-        view = _StateView(memory)
+        seen: tuple[Any, ...] = ()
+        view: Any = None
 
         def open_state(start: int, stop: int, others: Any) -> OpenState:
+            nonlocal seen, view
             add = None if others is None else sum_over(others)
             stored = call.optimizer.stored_state(call.parameter, start, stop, add)
-            if stored.momentum.device == memory.device:
-                return view.of(stored), ()
-            momentum, scale = stored.momentum.to(memory.device), stored.scale.to(memory.device)
-            copies = (stored.momentum, momentum), (stored.scale, scale)
-            return BinaryState(memory.flat(momentum), memory.flat(scale), stored.beta), copies
+            momentum, scale, beta = stored
+            if momentum.device != memory.device:
+                momentum, scale = momentum.to(memory.device), scale.to(memory.device)
+                copies = (stored.momentum, momentum), (stored.scale, scale)
+                return BinaryState(memory.flat(momentum), memory.flat(scale), beta), copies
+            # A script may replace a tensor, or its memory; a view takes longer to make than to compare.
+            present = id(momentum), id(scale), momentum.data_ptr(), scale.data_ptr(), beta
+            if present != seen:
+                view = BinaryState(memory.taken(momentum, None), memory.taken(scale, None), beta)
+                seen = present
+            return view, ()
 
         return open_state
 
@@ -142,7 +167,7 @@ class HookedParameter:
         """Give a gradient its values and state for a reduction."""
         if memory is not self._memory:
             self._memory = memory
-            self._open_state = self._compression._opener_over(self, memory, _Sum)
+            self._open_state = self._compression._opener(self, memory, _Sum)
         self._values = gradient.buffer
         gradient.buffer = self._compression._taken(self, self._values, memory)
         start, stop = scheme.owned(self._name, gradient.elements, groups.workers)
@@ -157,55 +182,3 @@ class HookedParameter:
         self.optimizer.mark_exchanged(self.parameter, moves=None, largest=largest)
         gradient.buffer, gradient.state = self._values, None
         self._values, self._copies = None, ()
-
-
-class _HorovodSum(NamedTuple):
-    """Sum in place over a process set."""
-
-    process_set: Any
-
-    def __call__(self, whole: torch.Tensor, name: str) -> None:
-        import horovod.torch as hvd
-
-        hvd.allreduce_(whole, op=hvd.Sum, name=name, process_set=self.process_set)
-
-
-class _Sum(NamedTuple):
-    """Sum in place over a connection's workers."""
-
-    connection: Connection
-
-    def __call__(self, whole: torch.Tensor, name: str) -> None:
-        self.connection.allreduce_(whole)
-
-
-class _StateView:
-    """Cached view of a parameter's state for kernels.
-
-    It is rebuilt only if its memory or beta changes.
-
-    Args:
-        memory: the kernels' memory, which has the state.
-    """
-
-    __slots__ = ("_addresses", "_stored", "_memory", "_state")
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._stored: optim.StoredState | None = None
-        self._addresses = (0, 0)
-        self._state: Any = None
-
-    def of(self, stored: optim.StoredState) -> BinaryState:
-        before, addresses = self._stored, (stored.momentum.data_ptr(), stored.scale.data_ptr())
-        if (
-            before is None
-            or before.momentum is not stored.momentum
-            or before.scale is not stored.scale
-            or before.beta != stored.beta
-            or addresses != self._addresses
-        ):
-            momentum, scale = (self._memory.taken(tensor, None) for tensor in (stored.momentum, stored.scale))
-            self._stored, self._addresses = stored, addresses
-            self._state = BinaryState(momentum, scale, stored.beta)
-        return self._state

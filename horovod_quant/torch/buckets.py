@@ -28,7 +28,7 @@ import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 import torch
@@ -84,7 +84,7 @@ class _Step:
     Attributes:
         query: the step's active-rank query; None for one worker.
         pending: the gradients that have not been delivered, by name.
-        present: the gradients of each bucket that have arrived, by name.
+        present: the names of each bucket's gradients that have arrived.
         groups: the groups made so far, by number.
         passes: the numbers of the step's backward passes.
         latest: the number of the pass that brought the latest gradient.
@@ -93,7 +93,7 @@ class _Step:
     def __init__(self, query: ActiveRankQuery | None, buckets: int) -> None:
         self.query = query
         self.pending: dict[str, PendingTensor] = {}
-        self.present: list[dict[str, PendingTensor]] = [{} for _ in range(buckets)]
+        self.present: list[set[str]] = [set() for _ in range(buckets)]
         self.groups: dict[int, Group] = {}
         self.passes: set[int] = set()
         self.latest = _NO_PASS
@@ -229,9 +229,9 @@ class Buckets:
         if index is None:
             return
         present = step.present[index]
-        present[name] = pending
+        present.add(name)
         if len(present) == len(self._names[index]) and (self._overlap or step.latest == _NO_PASS):
-            self._hand_bucket(step, index)
+            self._hand_group(step, index, self._names[index])
 
     def _begin_step(self) -> _Step:
         query = ActiveRankQuery(self._question) if self._question.size > 1 else None
@@ -249,7 +249,7 @@ class Buckets:
             self._hand_query(step)
         else:
             step.pending.clear()
-            step.present = [{} for _ in self._names]
+            step.present = [set() for _ in self._names]
         return step
 
     def _note_pass(self, step: _Step, number: int) -> _Step:
@@ -265,23 +265,20 @@ class Buckets:
         step.latest = number
         return step
 
-    def _hand_bucket(self, step: _Step, index: int) -> None:
+    def _hand_group(self, step: _Step, index: int, names: Sequence[str]) -> None:
+        """Submit the group of those of the names that have arrived."""
         if index not in step.groups:
-            present = step.present[index]
-            self._make(step, index, [present[name] for name in self._names[index] if name in present])
+            step.groups[index] = Group(
+                [step.pending[name] for name in names if name in step.pending],
+                f"horovod_quant.{self._label}.{index}",
+                self.memory,
+                self._nodes,
+                self._traffic,
+                step.query,
+                not self._agreed,
+                self._prospects,
+            )
         PROGRESS.hand(step.groups[index])
-
-    def _make(self, step: _Step, index: int, members: Sequence[PendingTensor]) -> None:
-        step.groups[index] = Group(
-            members,
-            f"horovod_quant.{self._label}.{index}",
-            self.memory,
-            self._nodes,
-            self._traffic,
-            step.query,
-            not self._agreed,
-            self._prospects,
-        )
 
     # ---- the end of a backward pass --------------------------------------------------------------------------
 
@@ -295,7 +292,7 @@ class Buckets:
             if index not in step.groups and present:
                 missing = [name for name in names if name not in present]
                 if all(map(self._is_sparse, missing)):
-                    self._hand_bucket(step, index)
+                    self._hand_group(step, index, names)
         if len(step.groups) == len(self._names) or len(step.passes) >= self._last_passes:
             self._sleep(list(step.groups.values()))
 
@@ -380,20 +377,18 @@ class Buckets:
         self._hand_query(step)
         for index, present in enumerate(step.present):
             if present:
-                self._hand_bucket(step, index)
-        rest = sorted(name for name in step.pending if name not in self._bucket_of)
-        self._hand_rest(step, [step.pending[name] for name in rest])
+                self._hand_group(step, index, self._names[index])
+        self._hand_rest(step, [name for name in step.pending if name not in self._bucket_of])
         self._last_passes = len(step.passes)
         self._ending, self._step = step, None
 
-    def _hand_rest(self, step: _Step, rest: Sequence[PendingTensor]) -> None:
-        members = [Member(pending.name, pending.scheme, pending.bytes) for pending in rest]
-        for index, names in enumerate(
-            cut(members, self._group_bytes, self._operations), start=len(self._names)
-        ):
-            if index not in step.groups:
-                self._make(step, index, [step.pending[name] for name in names])
-            PROGRESS.hand(step.groups[index])
+    def _hand_rest(self, step: _Step, names: Iterable[str]) -> None:
+        """Submit gradients in groups that are cut in alphabetical order of names."""
+        pending = [step.pending[name] for name in sorted(names)]
+        members = [Member(each.name, each.scheme, each.bytes) for each in pending]
+        groups = cut(members, self._group_bytes, self._operations)
+        for index, group in enumerate(groups, start=len(self._names)):
+            self._hand_group(step, index, group)
 
     def _wait_for(self, job: Group | ActiveRankQuery) -> None:
         if not job.has_result:
@@ -408,7 +403,7 @@ class Buckets:
         self._set_buckets(sorted(self._expected, key=lambda member: member.name))
         step.present = []
         step.groups = {}
-        self._hand_rest(step, [step.pending[name] for name in sorted(step.pending)])
+        self._hand_rest(step, step.pending)
 
     def delivered(self, pending: PendingTensor, factor: float) -> None:
         """Record that a gradient has been decoded.
@@ -448,26 +443,18 @@ class DirectBuckets(threading.local):
         self.first_step = first_step
         self._buckets: OrderedDict[str, dict[int, Buckets]] = OrderedDict()
 
-    def remember(self, name: str, forget: Callable[[str], None]) -> None:
-        """Mark a name as the most recently used.
+    def used(self, name: str, forget: Callable[[str], None]) -> dict[int, Buckets]:
+        """Return the buckets of a name, now the most recently used.
 
-        Call it for each tensor of an operation. Beyond `REMEMBERED_NAMES` names it drops the least recently used one.
+        Keys are the numbers of process sets. Call it for each tensor of an operation. Beyond `REMEMBERED_NAMES` names
+        it drops the least recently used one.
 
         Args:
             name: the operation's name.
             forget: called with the dropped name.
         """
-        self._buckets.setdefault(name, {})
+        found = self._buckets.setdefault(name, {})
         self._buckets.move_to_end(name)
         if len(self._buckets) > REMEMBERED_NAMES:
             forget(self._buckets.popitem(last=False)[0])
-
-    def get(self, name: str, process_set: Any, make: Callable[[], Buckets]) -> Buckets:
-        """Return the buckets of a kept name in a process set.
-
-        ``make`` creates them on the first call.
-        """
-        of_name, number = self._buckets[name], process_set.process_set_id
-        if number not in of_name:
-            of_name[number] = make()
-        return of_name[number]
+        return found

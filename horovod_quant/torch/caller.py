@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any, Callable, Union
 
 import torch
 
+from horovod_quant.frontends.calls import Positions
 from horovod_quant.frontends.installing import require_horovod
 from horovod_quant.frontends.step_counts import UNNAMED
 
@@ -26,6 +26,8 @@ _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a Horovod "
     "function that it knows. Give the compressor named_parameters=model.named_parameters()"
 )
+
+_POSITIONS = Positions()
 
 
 class OptimizerCall:
@@ -71,12 +73,12 @@ class OptimizerCall:
         return tensor.device if len(devices) == 1 else torch.device("cpu")
 
     @property
-    def names(self) -> list[str]:
-        """Horovod's names of the gradients that it reduces for this optimizer.
+    def label(self) -> str:
+        """Alphabetically first of Horovod's names of the optimizer's gradients.
 
         Horovod may have further names, on one worker alone or for another optimizer.
         """
-        return [name for name, _ in self.expected()]
+        return min(name for name, _ in self.expected())
 
     def expected(self) -> list[tuple[str, torch.Tensor]]:
         """Return names and parameters of the gradients reduced in each step.
@@ -90,17 +92,10 @@ class OptimizerCall:
         # Some scripts empty _requires_update, so that Horovod does not wait for gradients that never come.
         return [(names[p], p) for p in named if (p in reduced if reduced else p.requires_grad)]
 
-    def is_under_way(self) -> Callable[[], bool]:
-        """Return a function that returns whether the optimizer has operations under way."""
-        optimizer = self._optimizer
-        return lambda: any(
-            handle is not None
-            for handle, _ in getattr(optimizer(), "_handles", {None: (True, None)}).values()
-        )
-
-    def gathers(self) -> bool:
-        """Return whether Horovod gathers sparse gradients."""
-        return not getattr(self.optimizer, "sparse_as_dense", False)
+    def is_under_way(self) -> bool:
+        """True if the optimizer has operations under way."""
+        handles = getattr(self.optimizer, "_handles", {None: (True, None)})
+        return any(handle is not None for handle, _ in handles.values())
 
 
 class DirectCall:
@@ -108,15 +103,15 @@ class DirectCall:
 
     Args:
         name: the gradient's name.
-        of: the name of the operation, which may be for several gradients.
+        label: the name of the operation, which may be for several gradients.
         op: the reduction; None if the caller is unknown.
         process_set: the process set that reduces.
         grouped: see `OptimizerCall`.
     """
 
-    def __init__(self, name: str, of: str, op: Any, process_set: Any, grouped: bool = False) -> None:
+    def __init__(self, name: str, label: str, op: Any, process_set: Any, grouped: bool = False) -> None:
         self.name = name
-        self.of = of
+        self.label = label
         self.op = op
         self.process_set = process_set
         self.grouped = grouped
@@ -130,10 +125,6 @@ class DirectCall:
 
     def device(self, tensor: torch.Tensor) -> torch.device:
         return tensor.device
-
-    @property
-    def names(self) -> list[str]:
-        return [self.of]
 
 
 Call = Union[OptimizerCall, DirectCall]
@@ -204,26 +195,6 @@ def _nearest_of_horovod(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
-
-
-class _Positions(threading.local):
-    """Position of a tensor in a list that may have duplicates."""
-
-    def __init__(self) -> None:
-        self._frame = 0
-        self._next = 0
-
-    def next_of(self, tensor: Any, tensors: Sequence[Any], frame: FrameType) -> int:
-        first = self._next if self._frame == id(frame) else 0
-        order = [*range(first, len(tensors)), *range(min(first, len(tensors)))]
-        position = next((i for i in order if tensors[i] is tensor), None)
-        if position is None:  # a wrapping compressor passes on another tensor than it was given
-            position = order[0]
-        self._frame, self._next = id(frame), (position + 1) % len(tensors)
-        return position
-
-
-_POSITIONS = _Positions()
 
 
 def _op(variables: Any) -> Any:

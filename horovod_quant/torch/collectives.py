@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-import numpy as np
 import torch
 
 from horovod_quant.frontends.nodes import Nodes
+from horovod_quant.kernels.layout import split
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -20,11 +20,7 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.torch.memory import Memory
 from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
-from horovod_quant.transports.pairwise_via_allreduce import (
-    collectives_of_pairwise,
-    gathers_take_turns,
-    pairwise_via_allreduce,
-)
+from horovod_quant.transports.pairwise_via_allreduce import collectives_of_pairwise, pairwise_via_allreduce
 from horovod_quant.transports.split_sums import (
     collectives_of_split_sums,
     group_of_sums,
@@ -45,9 +41,8 @@ def needs_all_workers(members: Sequence[PendingTensor], nodes: Nodes, memory: Me
     if workers.size == 1:
         return False
     scheme = members[0].scheme.for_workers(workers)
-    if any(collective.needs_all_workers for collective in scheme.collectives):
-        return True
-    return split_sums_among(members, scheme, workers, memory) > 0
+    needs_all = any(collective.needs_all_workers for collective in scheme.collectives)
+    return needs_all or split_sums_among(members, scheme, workers, memory) > 0
 
 
 def adapted(
@@ -64,9 +59,9 @@ def adapted(
         emulated = [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
         return emulated, lambda reduction: emulate_with_allreduce(reduction, workers)
     if adding := split_sums_among(members, scheme, workers, memory):
-        split = collectives_of_split_sums(scheme.collectives)
-        return split, lambda reduction: split_sums(reduction, adding)
-    if gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors):
+        by_alltoalls = collectives_of_split_sums(scheme.collectives)
+        return by_alltoalls, lambda reduction: split_sums(reduction, adding)
+    if not (hvd.mpi_enabled() or memory.takes_tensors):  # Gloo, not MPI or NCCL
         pairwise = collectives_of_pairwise(scheme.collectives, workers)
         return pairwise, lambda reduction: pairwise_via_allreduce(reduction, workers)
     return scheme.collectives, lambda reduction: reduction
@@ -145,9 +140,7 @@ def collect(request: Any, output: Any) -> Any:
     if isinstance(request, Allgather):
         return split_gathered(_like(request, output), request)
     received, lengths = output
-    at = np.concatenate([[0], np.cumsum(lengths.numpy())])
-    array = _like(request, received)
-    return [array[at[i] : at[i + 1]] for i in range(len(lengths))]
+    return split(_like(request, received), lengths.tolist())
 
 
 def _like(request: Any, output: torch.Tensor) -> Any:

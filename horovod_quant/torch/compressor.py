@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable, Literal, NamedTuple
+from typing import Any, Callable, Literal
 
 import torch
 
@@ -43,12 +43,6 @@ Kernels = Literal["auto", "native", "numpy", "triton"]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of gradients that can be quantized."""
-
-
-class Unchanged(NamedTuple):
-    """Context of a gradient of which Horovod reduces an uncompressed copy."""
-
-    destination: torch.Tensor
 
 
 class Compressor(BaseCompressor):
@@ -154,8 +148,8 @@ class Compressor(BaseCompressor):
             return uncompiled(Compressor.decompress, self, output, ctx)
         if ctx is None:
             return output
-        if isinstance(ctx, Unchanged):
-            return ctx.destination.copy_(output, non_blocking=True)
+        if not isinstance(ctx, PendingTensor):
+            return ctx.copy_(output, non_blocking=True)
         begin = time.perf_counter()
         try:
             return self._finish(output, ctx)
@@ -277,12 +271,13 @@ class Compressor(BaseCompressor):
         An optimizer's buckets live as long as it does. A direct call that compresses nothing has none.
         """
         if isinstance(call, DirectCall):
-            self._direct.remember(call.of, self._forget)
+            by_process_set = self._direct.used(call.label, self._forget)
             if scheme is None:
                 return None
-            return self._direct.get(
-                call.of, call.process_set, lambda: self._new_buckets(call, tensor, policy)
-            )
+            number = call.process_set.process_set_id
+            if number not in by_process_set:
+                by_process_set[number] = self._new_buckets(call, tensor, policy)
+            return by_process_set[number]
         buckets = vars(call.optimizer).setdefault("_horovod_quant_buckets", {})
         if policy not in buckets:
             buckets[policy] = self._new_buckets(call, tensor, policy, **self._expectations(call, policy))
@@ -294,7 +289,7 @@ class Compressor(BaseCompressor):
             functools.partial(self._nodes, call.process_set),
             memories.choose(self._kernels, call.device(tensor), policy.schemes),
             self._traffic,
-            min(call.names),
+            call.label,
             self._arguments(),
             self.group_bytes,
             **expectations,
@@ -304,22 +299,21 @@ class Compressor(BaseCompressor):
         """Arguments of `Buckets` that are known before an optimizer's first step."""
         named = self._named(call)
         parameters = dict(named)
-        gathers = call.gathers()
+        gathers = not getattr(call.optimizer, "sparse_as_dense", False)
 
         def is_sparse(name: str) -> bool:
             gradient = parameters[name].grad
             return gathers and gradient is not None and gradient.is_sparse
 
-        schemes = [(name, p, policy.scheme_for(name, p.numel())) for name, p in reversed(named)]
         return {
             "overlap": self.overlap,
             "expected": [
                 Member(name, scheme, p.numel() * p.element_size())
-                for name, p, scheme in schemes
-                if scheme is not None
+                for name, p in reversed(named)
+                if (scheme := policy.scheme_for(name, p.numel())) is not None
             ],
             "operations": len(named),
-            "is_under_way": call.is_under_way(),
+            "is_under_way": call.is_under_way,
             "is_sparse": is_sparse,
         }
 
@@ -431,7 +425,10 @@ class Compressor(BaseCompressor):
         return control_tensor
 
     def _handed_over(self, tensor: torch.Tensor, call: Call) -> tuple[torch.Tensor, Any]:
-        """Return a tensor that Horovod reduces uncompressed, and its context."""
+        """Return a tensor that Horovod reduces uncompressed, and its context.
+
+        That is the result's destination, or None where this is the reduced tensor itself.
+        """
         sent = tensor
         if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
             sent = tensor.to(torch.float32)
@@ -439,7 +436,7 @@ class Compressor(BaseCompressor):
             sent = torch.empty(sent.shape, dtype=sent.dtype, device="cpu", pin_memory=True).copy_(sent)
         if not sent.is_contiguous():
             sent = sent.contiguous()
-        return sent, None if sent is tensor else Unchanged(call.destination(tensor))
+        return sent, None if sent is tensor else call.destination(tensor)
 
     # ---- hooks of subclasses for compressed gradients --------------------------------------------------------
 

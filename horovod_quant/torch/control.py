@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_quant.reductions.agreement import SIGNS, SLOTS, different, disagreement, fingerprint_of, signs_of
+from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
 from horovod_quant.transports.progress import Job
 
 
@@ -183,12 +183,9 @@ class ActiveRankQuery(HorovodJob):
             return False
         total = mpi_ops.synchronize(self._handle).numpy()
         self.ranks = np.flatnonzero(total[: question.size]).tolist()
-        agree = np.abs(total[question.size :]) == len(self.ranks)
-        if not agree.all():
-            unequal = different(
-                question.arguments, total[question.size :][: SLOTS * SIGNS].tolist(), len(self.ranks)
-            )
-            if unequal:
+        signs = total[question.size :]
+        if not (np.abs(signs) == len(self.ranks)).all():
+            if unequal := different(question.arguments, signs.tolist(), len(self.ranks)):
                 raise RuntimeError(disagreement(question.arguments, unequal))
             self.same_order = False
         return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -158,10 +158,8 @@ class _DDPBucket:
     def __init__(self, bucket: Bucket, parameters: Sequence[torch.Tensor]) -> None:
         self.bucket = bucket
         self.identities = list(map(id, parameters))
-        self._layouts = [
-            _Layout(2 * each.numel()) if each.is_complex() else _Layout(each.numel(), *_layout(each))
-            for each in parameters
-        ]
+        self._elements = [each.numel() * (2 if each.is_complex() else 1) for each in parameters]
+        self._layouts = list(map(_layout, parameters))
         self._dtype = parameters[0].dtype
         self._buffer: torch.Tensor | None = None
         self._gradients: list[torch.Tensor] = []
@@ -174,35 +172,26 @@ class _DDPBucket:
         last = self._buffer
         if last is not None and last.data_ptr() == buffer.data_ptr() and last.dtype is buffer.dtype:
             return self._gradients
-        if sum(layout.elements for layout in self._layouts) != buffer.numel():
+        if sum(self._elements) != buffer.numel():
             raise RuntimeError(
                 f"ddp: a DDP bucket has {buffer.numel()} elements, unlike its parameters; this version of PyTorch "
                 f"({torch.__version__}) has another bucket layout"
             )
-        parts = buffer.split([layout.elements for layout in self._layouts])
         gradients = [
-            part if layout.shape is None else part.as_strided(layout.shape, layout.strides)
-            for part, layout in zip(parts, self._layouts)
+            part.as_strided(*layout) if layout else part
+            for part, layout in zip(buffer.split(self._elements), self._layouts)
         ]
         # A wrapper of this hook has made a buffer of another dtype for this step alone.
         self._buffer, self._gradients = (buffer, gradients) if buffer.dtype is self._dtype else (None, [])
         return gradients
 
 
-class _Layout(NamedTuple):
-    """Number of a gradient's elements; shape and strides unless it is contiguous."""
-
-    elements: int
-    shape: Any = None
-    strides: Any = None
-
-
 def _layout(parameter: torch.Tensor) -> tuple[Any, ...]:
     """Return the gradient's shape and strides in DDP.
 
-    They are the parameter's, if these leave no gaps.
+    They are the parameter's, if these leave no gaps. A flat gradient has none.
     """
-    if parameter.is_contiguous():
+    if parameter.is_contiguous() or parameter.is_complex():
         return ()
     expected = 1
     for stride, size in sorted(zip(parameter.stride(), parameter.shape)):

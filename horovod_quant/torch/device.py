@@ -13,6 +13,7 @@ import torch
 
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import BufferView, as_array
+from horovod_quant.reductions.requests import drive
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -83,21 +84,15 @@ class DeviceMemory(Memory):
 
         It is a view if the gradient is contiguous and on this device.
         """
-        streams = self._streams
-        kind = BUFFER_VIEW_TYPES.get(tensor.dtype)
-        if kind is None or not self.is_plain(tensor):
-            taken: torch.Tensor | BufferView = self.flat(tensor)
-            if streams is not None:
-                streams.reads(taken)
-            return taken
-        if streams is not None:
-            streams.reads(tensor)
+        is_viewed = tensor.dtype in BUFFER_VIEW_TYPES and self.is_plain(tensor)
+        source = tensor if is_viewed else self.flat(tensor)
+        if self._streams is not None:
+            self._streams.reads(source)
+        if not is_viewed:
+            return source
         if type(before) is not BufferView:
-            before = BufferView(kind, tensor.numel(), self.flat)
+            before = BufferView(BUFFER_VIEW_TYPES[tensor.dtype], tensor.numel(), self.flat)
         return before.at(tensor.data_ptr(), tensor, tensor.untyped_storage())
-
-    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return type(taken) is BufferView
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -105,11 +100,7 @@ class DeviceMemory(Memory):
 
         It runs after what `catch_up` and `wait_for` ordered before.
         """
-        if self._streams is None:
-            with self.kernels.batch():
-                yield
-            return
-        with torch.cuda.stream(self._streams.own), self.kernels.batch():
+        with self._on_stream(), self.kernels.batch():
             yield
 
     def hand_over(self, *results: Any) -> None:
@@ -156,18 +147,10 @@ class DeviceMemory(Memory):
 
         Only for `compile_kernels_of`: kernels would update the states.
         """
-        reduction = scheme.begin(gradients, workers, self.kernels)
-        answer: Any = None
-        while True:
-            try:
-                with self.working():
-                    request: Any = reduction.send(answer)
-            except StopIteration as stop:
-                decoded: Decoded = stop.value
-                break
-            answer = _zeros_for(request, workers)
-        outs = [_like(as_array(gradient.buffer)) for gradient in gradients]
         with self.working():
+            reduction = scheme.begin(gradients, workers, self.kernels)
+            decoded: Decoded = drive(reduction, lambda request: _zeros_for(request, workers))
+            outs = [_like(as_array(gradient.buffer)) for gradient in gradients]
             decoded.decode(range(len(outs)), 1.0, outs)
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
@@ -194,9 +177,7 @@ class DeviceMemory(Memory):
                 answer = self._back((yield request._replace(array=copying.array())), uploaded)
 
     def settle(self, tensors: Sequence[torch.Tensor]) -> None:
-        from horovod_quant.kernels.triton import launching
-
-        launching.settle(tensors)
+        self.kernels.launching.settle(tensors)
 
     def _on_stream(self) -> Any:
         return contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.own)
@@ -215,13 +196,11 @@ class DeviceMemory(Memory):
 
         Append pairs (device tensor, host array) to ``uploaded``.
         """
-        from horovod_quant.kernels.triton.launching import on_device
-
         if isinstance(answer, list):
             return [self._back(array, uploaded) for array in answer]
         with self._on_stream():
             array = np.ascontiguousarray(answer)
-            tensor = on_device(array, self.device)
+            tensor = self.kernels.launching.on_device(array, self.device)
         uploaded.append((tensor, array))
         return tensor
 
@@ -303,11 +282,8 @@ def _of_one(exchange: Exchange) -> Exchange:
 
     With one worker, no read from the GPU is necessary.
     """
-    return _with_count((yield from exchange), 1)
-
-
-def _with_count(decoded: Decoded, active: int) -> Decoded:
-    decoded.active = active
+    decoded = yield from exchange
+    decoded.active = 1
     return decoded
 
 
@@ -323,5 +299,6 @@ def _with_known_count(decoded: Decoded, uploaded: Sequence[tuple[torch.Tensor, n
     for tensor, array in uploaded:
         offset = address - tensor.data_ptr()
         if 0 <= offset < array.nbytes and active.dtype == tensor.dtype:
-            return _with_count(decoded, int(array.reshape(-1)[offset // array.itemsize]))
+            decoded.active = int(array.reshape(-1)[offset // array.itemsize])
+            break
     return decoded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -191,8 +192,6 @@ class Group(HorovodJob):
         self._decodes_together = memory.decodes_together or mean_bytes < _SMALL
         self._memory = memory
         self._find_nodes = nodes
-        self._nodes: Nodes | None = None
-        self._needs_all_workers = False
         self._decodes_early = False
         self._traffic = traffic
         self._query = query
@@ -235,12 +234,7 @@ class Group(HorovodJob):
         query = self._query
         if query is None or query.ended:
             return True
-        if self._must_agree:
-            return False
-        if self._nodes is None:
-            self._nodes = self._find_nodes(None)
-            self._needs_all_workers = needs_all_workers(self._members, self._nodes, self._memory)
-        return not self._needs_all_workers
+        return not (self._must_agree or self._needs_all_workers)
 
     def advance(self) -> bool:
         """Advance by one stage.
@@ -300,9 +294,8 @@ class Group(HorovodJob):
             if self._must_agree and not query.same_order:
                 self.void = True
                 return True
-        nodes = self._found_nodes()
+        nodes, workers = self._nodes, self._workers()
         members, memory = self._members, self._memory
-        workers = self._workers(nodes)
         self._has_begun = True
         scheme = members[0].scheme.for_workers(workers)
         collectives, rewritten = adapted(members, nodes, memory, workers)
@@ -316,20 +309,23 @@ class Group(HorovodJob):
         self._resume(None)
         return self._is_over()
 
-    def _found_nodes(self) -> Nodes:
-        if self._nodes is None:
-            query = self._query
-            self._nodes = self._find_nodes(query.ranks if query is not None and query.ended else None)
-        return self._nodes
+    @functools.cached_property
+    def _nodes(self) -> Nodes:
+        query = self._query
+        return self._find_nodes(query.ranks if query is not None and query.ended else None)
 
-    def _workers(self, nodes: Nodes) -> Workers:
+    @functools.cached_property
+    def _needs_all_workers(self) -> bool:
+        return needs_all_workers(self._members, self._nodes, self._memory)
+
+    def _workers(self) -> Workers:
         """Return the participating workers.
 
         These are only the active ones if an inactive one would make collectives fail.
         """
-        if self._query is not None and needs_all_workers(self._members, nodes, self._memory):
-            return active_workers(self._query.ranks, nodes)
-        return nodes.workers
+        if self._query is not None and self._needs_all_workers:
+            return active_workers(self._query.ranks, self._nodes)
+        return self._nodes.workers
 
     def _is_over(self) -> bool:
         """True if the progress thread is done.
@@ -350,8 +346,7 @@ class Group(HorovodJob):
         assert factor is not None
         with self._delivering:
             if not self._delivered:
-                with named_range("decode", self.name, self._scheme):
-                    self._decode(range(len(self._members)), factor)
+                self._decode(range(len(self._members)), factor)
 
     def stalled(self, seconds: float) -> str | None:
         if not self._prospects.awaited:
@@ -367,10 +362,10 @@ class Group(HorovodJob):
         if self.void:
             return []
         try:
-            nodes = self._found_nodes()
+            nodes = self._nodes
         except RuntimeError:  # the same on all workers, none of which has begun
             return []
-        collectives, _ = adapted(self._members, nodes, self._memory, self._workers(nodes))
+        collectives, _ = adapted(self._members, nodes, self._memory, self._workers())
         left = list(enumerate(collectives))[self._stage :]
         if nodes.workers.local_size == 1:
             # All workers are at this collective or the one before, and a failed one has failed on all of them.
@@ -398,7 +393,7 @@ class Group(HorovodJob):
 
     def _close(self) -> None:
         if self._closing is None and self._query is not None:
-            self._closing = Closing(self.name, self._query, self.stages_to_close)
+            self._closing = Closing(self, self._query)
             PROGRESS.hand(self._closing)
 
     def deliver(self, index: int, factor: float) -> None:
@@ -414,8 +409,7 @@ class Group(HorovodJob):
             with self._delivering:
                 together = self._decodes_together and not self._delivered
                 indices = range(len(self._members)) if together else [index]
-                with named_range("decode", self.name, self._scheme):
-                    self._decode([i for i in indices if self._delivered.get(i) != factor], factor)
+                self._decode([i for i in indices if self._delivered.get(i) != factor], factor)
         if not self._is_handed_over:  # also after an exception that came before
             memory.hand_over()
             self._is_handed_over = True
@@ -425,7 +419,7 @@ class Group(HorovodJob):
         assert decoded is not None
         if not indices:
             return
-        with self._memory.working():
+        with named_range("decode", self.name, self._scheme), self._memory.working():
             # Inside working(): on a GPU the kernels' stream may write this number, which others may read too early.
             scaled = factor / int(decoded.active)
             self._memory.decode(decoded, indices, scaled, [self._members[i] for i in indices])
@@ -445,7 +439,6 @@ class Group(HorovodJob):
         if isinstance(request, Copying):
             self._copying = request
             return
-        assert self._nodes is not None
         sent = sent_bytes(request, self._nodes.workers.size_of(request.group))
         self._traffic.count_group(self.names, sent)
         name = f"{self.name}.{self._stage}"
@@ -463,20 +456,14 @@ class Closing(HorovodJob):
     collective on all workers. If all workers were at the same collective, all launch this one, and it succeeds.
 
     Args:
-        name: the group's name; this job begins when the group has ended.
+        group: the cancelled group; this job begins when it has ended.
         query: the group's active-rank query.
-        stages: returns the collectives' names, declarations and process sets.
     """
 
-    def __init__(
-        self,
-        name: str,
-        query: ActiveRankQuery,
-        stages: Callable[[], Sequence[tuple[str, Collective, Any]]],
-    ) -> None:
-        super().__init__(name)
+    def __init__(self, group: Group, query: ActiveRankQuery) -> None:
+        super().__init__(group.name)
+        self._group = group
         self._query = query
-        self._stages = stages
         self._handles: list[Any] | None = None
 
     def ready(self) -> bool:
@@ -490,11 +477,9 @@ class Closing(HorovodJob):
         if self._handles is None:
             if self._query.error is not None:  # all workers had this error before any of them had begun
                 return True
-            self._handles = [launch_nothing(*stage) for stage in self._stages()]
+            self._handles = [launch_nothing(*stage) for stage in self._group.stages_to_close()]
             return not self._handles
         for handle in self._handles:
-            with contextlib.suppress(
-                mpi_ops.HorovodInternalError
-            ):  # the failure that ends others' collectives
-                mpi_ops.synchronize(handle)
+            with contextlib.suppress(mpi_ops.HorovodInternalError):
+                mpi_ops.synchronize(handle)  # the failure ends others' collectives
         return True

@@ -203,26 +203,25 @@ def _units(model: Any) -> list[_Unit]:
     """Return the FSDP modules with parameters, those that need gradients first."""
     from torch.distributed.fsdp import FSDPModule
 
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # a forward pass alone leaves the root's parameters whole
+    modules = [each for each in model.modules() if isinstance(each, FSDPModule)]
+    for module in modules:
+        module.reshard()  # a forward pass alone leaves the root's parameters whole
     names = {id(parameter): name for name, parameter in named_parameters(model).items()}
     found, frozen = [], []
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-            if len(groups) > 1:
-                raise ValueError(
-                    "fsdp: an FSDP module has parameters on several meshes (shard_placement_fn), of which PyTorch's "
-                    "hooks report only one; use one mesh"
-                )
-            if groups[0] is not None:
-                shards = _shards(groups[0], names)
-                if shards:
-                    found.append(_Unit(module, _mesh(groups[0].mesh_info), groups[0], shards))
-                else:
-                    frozen.append(module)
+    for module in modules:
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        if len(groups) > 1:
+            raise ValueError(
+                "fsdp: an FSDP module has parameters on several meshes (shard_placement_fn), of which PyTorch's "
+                "hooks report only one; use one mesh"
+            )
+        if groups[0] is not None:
+            shards = _shards(groups[0], names)
+            if shards:
+                found.append(_Unit(module, _mesh(groups[0].mesh_info), groups[0], shards))
+            else:
+                frozen.append(module)
     if not found:
         raise ValueError(
             f"model={type(model).__name__}(...): it has no FSDP module with gradients; call "
@@ -373,7 +372,7 @@ class _IntraMesh:
                 gradient.buffer, gradient.step = memory.taken(tensor, None), step
             chosen = [outs[index] for index in group.indices]
             destinations = [memory.destination_of(out, memory.taken(out, None)) for out in chosen]
-            running = reduction.run(gradients, workers, memory.kernels)
+            running = reduction(gradients, workers, memory.kernels)
             averager.reduce(running, group.names, memory, factor, destinations)
         if self._bucket.rest:
             self._reduce_uncompressed(parts, outs, factor)

@@ -82,7 +82,7 @@ class ErrorSampler(BaseSampler):
             [torch.ones(1, device="cpu"), *(step.local[name].cpu() for name in sorted(step.local))]
         )
         step.handle = hvd.allreduce_async(
-            local, op=hvd.Sum, name=f"horovod_quant.nmse.{min(call.names)}", process_set=call.process_set
+            local, op=hvd.Sum, name=f"horovod_quant.nmse.{call.label}", process_set=call.process_set
         )
 
     def _finish(self, step: _Step, size: int) -> None:

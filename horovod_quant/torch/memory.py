@@ -32,8 +32,6 @@ EARLY_ENDS = "HOROVOD_ENABLE_ASYNC_COMPLETION"
 
 _NO_CONTEXT = contextlib.nullcontext()
 
-_TENSOR_BITS = {torch.bfloat16: torch.int16}
-
 BUFFER_VIEW_TYPES = {
     torch.float16: np.float16,
     torch.bfloat16: np.uint16,
@@ -100,7 +98,7 @@ class Memory:
 
         ``taken`` is the return value of `taken`.
         """
-        raise NotImplementedError
+        return type(taken) is BufferView or self.is_plain(tensor)
 
     def destination_of(self, tensor: torch.Tensor, taken: Any) -> Destination:
         """Return the tensor as a destination.
@@ -206,8 +204,8 @@ class HostMemory(Memory):
         detached = tensor.detach() if tensor.requires_grad else tensor
         if not self.is_plain(detached):
             detached = detached.cpu().contiguous()
-        if detached.dtype in _TENSOR_BITS:
-            return detached.view(_TENSOR_BITS[detached.dtype]).numpy().view(np.uint16).reshape(-1)
+        if detached.dtype == torch.bfloat16:
+            return detached.view(torch.int16).numpy().view(np.uint16).reshape(-1)
         array = detached.numpy()
         return array if array.ndim == 1 else array.reshape(-1)
 
@@ -226,9 +224,6 @@ class HostMemory(Memory):
             return self.flat(tensor)
         # The view keeps the storage: a script may replace it (``tensor.data = ...``) before the kernels have run.
         return before.at(address, tensor, tensor.untyped_storage())
-
-    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return type(taken) is BufferView or self.is_plain(tensor)
 
     def decodes_early(self, destinations: Sequence[Destination]) -> bool:
         """True if all destinations are contiguous and in host memory."""

@@ -22,19 +22,8 @@ from horovod_quant.frontends.binsgdm import (
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.schemes.base import require_int
+from horovod_quant.schemes.base import BinaryState, require_int
 from horovod_quant.torch.uncompiled import compiling, uncompiled
-
-
-class StoredState(NamedTuple):
-    """A parameter's state for a reduction.
-
-    It has float32 tensors to update in place, and their decay.
-    """
-
-    momentum: torch.Tensor
-    scale: torch.Tensor
-    beta: float
 
 
 class _Update(NamedTuple):
@@ -201,7 +190,7 @@ class BinSGDM(torch.optim.Optimizer):
         start: int,
         stop: int,
         add: Callable[[torch.Tensor, str], Any] | None = None,
-    ) -> StoredState:
+    ) -> BinaryState:
         """Return the state of a range of elements for a reduction.
 
         The reduction updates it. From then on this worker stores the state of these elements only.
@@ -232,7 +221,7 @@ class BinSGDM(torch.optim.Optimizer):
         if not is_kept:
             raise RuntimeError(SPREAD)
         beta = self.param_groups[self._group_index[id(parameter)]]["beta"]
-        return StoredState(state["momentum"], state["scale"], beta)
+        return BinaryState(state["momentum"], state["scale"], beta)
 
     def clip_norm_of(self, parameter: torch.Tensor) -> float | None:
         """Return the ``clip_norm`` of the parameter's group."""
@@ -273,11 +262,10 @@ class BinSGDM(torch.optim.Optimizer):
         Raises:
             ValueError: it is not the state of a BinSGDM for such parameters; nothing is changed then.
         """
-        _check_saved(state_dict, [parameter for group in self.param_groups for parameter in group["params"]])
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        saved_ids = _checked_ids(state_dict, parameters)
         super().load_state_dict(state_dict)
         self._parts.clear()
-        saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(saved_ids, parameters):
             for name in ("momentum", "scale"):
                 if index in state_dict["state"]:
@@ -402,23 +390,17 @@ def _check_group(group: dict[str, Any]) -> None:
     require_int("seed", group["seed"], 0, 2**63 - 1)
 
 
-def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
-    """Raise ValueError unless it is what `BinSGDM.state_dict` returns for such parameters."""
+def _checked_ids(state_dict: Any, parameters: Sequence[torch.Tensor]) -> list[int]:
+    """Return the parameters' numbers in what must be a result of `BinSGDM.state_dict`."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise ValueError(
             f"state_dict={in_short(state_dict)}: use what the state_dict() of a BinSGDM returned"
         )
     for group in state_dict["param_groups"]:
-        lacking = [name for name in _REQUIRED if name not in group]
-        if lacking:
-            raise ValueError(
-                _foreign("parameter groups", lacking, [name for name in group if name != "params"])
-            )
+        _require_names("parameter groups", _REQUIRED, group)
         _check_group(group)
     for saved in state_dict["state"].values():
-        lacking = [name for name in _STATE if name not in saved]
-        if lacking:
-            raise ValueError(_foreign("parameters' states", lacking, list(saved)))
+        _require_names("parameters' states", _STATE, saved)
     saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
     for index, parameter in zip(saved_ids, parameters):
         for name in ("momentum", "scale"):
@@ -428,14 +410,18 @@ def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
                     f"state_dict: the {name} of parameter {index} has shape {list(shape)}, but the parameter has "
                     f"{list(parameter.shape)}; load the state of the same model"
                 )
+    return saved_ids
 
 
-def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
-    return (
-        f"state_dict: its {where} have {', '.join(map(repr, found))}, but not {', '.join(map(repr, lacking))}: it is "
-        f"the state of another optimizer; use what the state_dict() of a BinSGDM returned, or load only the model "
-        f"and let this optimizer start afresh"
-    )
+def _require_names(where: str, required: Sequence[str], saved: Mapping[str, Any]) -> None:
+    lacking = [name for name in required if name not in saved]
+    if lacking:
+        found = [name for name in saved if name != "params"]
+        raise ValueError(
+            f"state_dict: its {where} have {', '.join(map(repr, found))}, but not {', '.join(map(repr, lacking))}: it "
+            f"is the state of another optimizer; use what the state_dict() of a BinSGDM returned, or load only the "
+            f"model and let this optimizer start afresh"
+        )
 
 
 def _signs(reduced: torch.Tensor) -> torch.Tensor:

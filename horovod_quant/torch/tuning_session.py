@@ -175,14 +175,13 @@ class TuningSession:
             PROGRESS.wait([query], lambda: query.ended)
             if query.error is not None:
                 raise query.error
-        if len(self._candidates) == 1:
-            self._choose(Report(self._candidates[0].name, (), size))
-            return
-        known = self._auto.known_choice(self, size)
-        votes = self._sum([int(candidate.name == known) for candidate in self._candidates], "choices")
-        voted = [candidate.name for candidate, count in zip(self._candidates, votes) if count]
-        if len(voted) == 1:
-            self._choose(Report(voted[0], (), size))
+        names = [candidate.name for candidate in self._candidates]
+        if len(names) > 1:
+            known = self._auto.known_choice(self, size)
+            votes = self._sum([int(name == known) for name in names], "choices")
+            names = [name for name, count in zip(names, votes) if count]
+        if len(names) == 1:
+            self._choose(Report(names[0], (), size))
         else:
             self._begin_trial()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.kernels.layout import ceil_div
+from horovod_quant.kernels.layout import ceil_div, split
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -20,7 +20,6 @@ from horovod_quant.schemes.base import (
     Scheme,
     Workers,
     map_requests,
-    split_points,
     split_ragged,
     validated,
 )
@@ -51,11 +50,9 @@ def emulate_with_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
             lengths = request.lengths or [len(request.array)] * workers.size
             return (yield from _gather(request.array, lengths, request.parts, workers))
         if isinstance(request, Alltoall):
-            at = split_points(request.splits)
-            local = slice(at[workers.rank], at[workers.rank + 1])
             lengths = [len(request.array)] * workers.size
             arrays = yield from _gather(request.array, lengths, request.parts, workers)
-            return [array[local] for array in arrays]
+            return [split(array, request.splits)[workers.rank] for array in arrays]
         return (yield request)
 
     return map_requests(exchange, answer)
@@ -63,11 +60,10 @@ def emulate_with_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
 
 def _gather(array: np.ndarray, lengths: Sequence[int], parts: Sequence[float], workers: Workers) -> Any:
     """Return all workers' arrays of integers, whose lengths every worker knows."""
-    at = split_points(lengths)
-    slots = np.zeros(at[-1], array.dtype)
-    slots[at[workers.rank] : at[workers.rank + 1]] = array
+    slots = np.zeros(sum(lengths), array.dtype)
+    split(slots, lengths)[workers.rank][:] = array
     slots = yield from validated(Allreduce(slots, "sum", [workers.size * part for part in parts]), workers)
-    return [slots[at[i] : at[i + 1]] for i in range(workers.size)]
+    return split(slots, lengths)
 
 
 def _gather_bytes(request: Allgather, workers: Workers) -> Any:

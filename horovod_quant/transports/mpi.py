@@ -12,6 +12,7 @@ import numpy as np
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.kernels.keys import RngKey
+from horovod_quant.reductions.requests import drive
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import (
     ALL,
@@ -98,14 +99,7 @@ def run(
     scheme = scheme.for_workers(workers)
     exchange = scheme.begin(members, workers, kernel_backends.get(kernels))
     merges: list[Merge] = []
-    answer = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as stop:
-            result = stop.value
-            break
-        answer = _perform(communicators[request.group], request, merges)
+    result = drive(exchange, lambda request: _perform(communicators[request.group], request, merges))
     for group in (LOCAL, CROSS):  # a collective call, in the same order on every rank
         if group in communicators:
             communicators[group].Free()
@@ -131,7 +125,7 @@ def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers,
         raise ValueError(
             "hierarchical: some nodes have more workers than others; start the same number on every node"
         )
-    node, local_rank = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
+    node, local_rank = sorted(set(first_ranks)).index(first_ranks[rank]), local.Get_rank()
     workers = Workers(node * local.Get_size() + local_rank, size, local_size=local.Get_size())
     return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(local_rank, node)}
 
@@ -170,9 +164,8 @@ def _reduce(comm: Any, request: CustomAllreduce):
     does not split it.
     """
     size, rank = comm.Get_size(), comm.Get_rank()
-    header = np.zeros(
-        2 + 2 * size, np.int32
-    )  # low, high; for a merge at middle m, its low and high at 2 + 2 m
+    # Low and high; for a merge at middle m, its low and high at 2 + 2 m.
+    header = np.zeros(2 + 2 * size, np.int32)
     header[:2] = rank, rank + 1
     message = np.concatenate([header.view(np.uint8), request.array.view(np.uint8)])
     header_bytes = header.nbytes

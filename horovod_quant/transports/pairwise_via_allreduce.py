@@ -13,6 +13,7 @@ from typing import Any, Union
 
 import numpy as np
 
+from horovod_quant.kernels.layout import split
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -21,23 +22,10 @@ from horovod_quant.schemes.base import (
     Exchange,
     Workers,
     map_requests,
-    split_points,
     validated,
 )
 
 Gathering = Union[Allgather, Alltoall]
-
-
-def gathers_take_turns(*, mpi: bool, on_device: bool = False) -> bool:
-    """True if Gloo performs the collectives, so that sums are faster.
-
-    They replace gathers of two workers.
-
-    Args:
-        mpi: whether Horovod runs with MPI.
-        on_device: whether its collectives get GPU tensors, which NCCL handles.
-    """
-    return not (mpi or on_device)
 
 
 def collectives_of_pairwise(collectives: Sequence[Collective], workers: Workers) -> tuple[Collective, ...]:
@@ -92,8 +80,8 @@ def _is_swapped(request: type, dtype: Any, size: int) -> bool:
 def _swap(request: Gathering, workers: Workers) -> Any:
     rank = workers.rank_in(request.group)
     if isinstance(request, Alltoall):
-        at = split_points(request.splits)
-        kept, sent = (request.array[at[i] : at[i + 1]] for i in (rank, 1 - rank))
+        pieces = split(request.array, request.splits)
+        kept, sent = pieces[rank], pieces[1 - rank]
         expected = len(kept)
     else:
         kept = sent = request.array

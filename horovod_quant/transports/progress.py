@@ -81,31 +81,6 @@ class Job:
         """
         return None
 
-    def ring(self) -> None:
-        """Wake the waiting threads."""
-        for bell in self.bells:
-            bell.put(None)
-
-
-class Pauses:
-    """Pauses between polls, which back off with elapsed time."""
-
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
-
-    @property
-    def waited(self) -> float:
-        """Seconds since the first pause."""
-        return time.perf_counter() - self._begin
-
-    @property
-    def seconds(self) -> float:
-        """Length of the next pause."""
-        return min(max(_PAUSE_SHARE * self.waited, _SHORTEST_PAUSE), _LONGEST_PAUSE)
-
-    def sleep(self) -> None:
-        time.sleep(self.seconds)
-
 
 class Progress:
     """Running jobs and their thread.
@@ -200,10 +175,10 @@ class Progress:
     def _work(self) -> None:
         inbox = self._inbox
         jobs: list[Job] = []
-        pauses, logged = Pauses(), False
+        advanced_at, waited, logged = time.perf_counter(), 0.0, False
         while True:
             try:
-                job = inbox.get(timeout=self._pause(jobs, pauses)) if jobs else inbox.get()
+                job = inbox.get(timeout=_pause(jobs, waited)) if jobs else inbox.get()
                 while True:
                     if job is None:
                         return
@@ -211,21 +186,17 @@ class Progress:
                         job.taken = True
                         job.previous = next((each for each in reversed(jobs) if each.name == job.name), None)
                         jobs.append(job)
-                        pauses, logged = Pauses(), False
+                        advanced_at, logged = time.perf_counter(), False
                     job = inbox.get_nowait()
             except Empty:
                 job = None  # else this variable keeps the job alive
             while self._advance_one(jobs):
-                pauses, logged = Pauses(), False
+                advanced_at, logged = time.perf_counter(), False
                 if not inbox.empty():
                     break
-            if jobs and not logged and pauses.waited > self.long:
-                logged = _log_stall(jobs, pauses.waited)
-
-    @staticmethod
-    def _pause(jobs: Sequence[Job], pauses: Pauses) -> float:
-        is_awaited = any(job.urgent or job.bells for job in jobs)
-        return pauses.seconds if is_awaited else _PAUSE_WITHOUT_URGENT_JOBS
+            waited = time.perf_counter() - advanced_at
+            if jobs and not logged and waited > self.long:
+                logged = _log_stall(jobs, waited)
 
     def _advance_one(self, jobs: list[Job]) -> bool:
         """Advance the oldest job that is ready, urgent ones first.
@@ -250,8 +221,16 @@ class Progress:
         if job.ended:
             jobs.remove(job)
         if job.has_result:  # no earlier: a thread that wakes for nothing takes a core from others
-            job.ring()
+            for bell in job.bells:
+                bell.put(None)
         return True
+
+
+def _pause(jobs: Iterable[Job], waited: float) -> float:
+    """Return the seconds until the next poll."""
+    if not any(job.urgent or job.bells for job in jobs):
+        return _PAUSE_WITHOUT_URGENT_JOBS
+    return min(max(_PAUSE_SHARE * waited, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
 def _log_stall(jobs: Iterable[Job], seconds: float) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
+from horovod_quant.kernels.layout import split
 from horovod_quant.schemes.base import (
     ALL,
     LOCAL,
@@ -25,7 +26,6 @@ from horovod_quant.schemes.base import (
     Scheme,
     Workers,
     require_whole_nodes,
-    split_points,
     split_ragged,
 )
 from horovod_quant.transports.traffic import sent_bytes
@@ -170,13 +170,8 @@ def _perform(requests: list[Any], merges: Sequence[Merge] | None) -> list[Any]:
         arrays = [request.array for request in requests]
         return [split_ragged(np.concatenate(arrays)) if first.ragged else arrays] * len(requests)
     if isinstance(first, Alltoall):
-        pieces = []
-        for request in requests:
-            at = split_points(request.splits)
-            pieces.append([request.array[at[j] : at[j + 1]].copy() for j in range(len(requests))])
-        return [
-            [pieces[sender][receiver] for sender in range(len(requests))] for receiver in range(len(requests))
-        ]
+        pieces = [[piece.copy() for piece in split(each.array, each.splits)] for each in requests]
+        return [list(received) for received in zip(*pieces)]
     if isinstance(first, CustomAllreduce):
         return [_reduce(requests, merges)] * len(requests)
     raise TypeError(f"not a request: {first!r}")

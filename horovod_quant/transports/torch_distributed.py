@@ -7,6 +7,7 @@ from another thread need separate groups.
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
 import uuid
@@ -16,18 +17,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from horovod_quant.kernels.layout import split
 from horovod_quant.schemes.base import (
     ALL,
     CROSS,
     LOCAL,
-    UNEVEN_HOSTS,
     Allgather,
     Allreduce,
     Alltoall,
     Request,
     Workers,
-    require_whole_nodes,
-    split_points,
+    nodes_of,
     split_ragged,
 )
 
@@ -102,16 +102,14 @@ class Connection:
         """
         if self.size == 1:
             return [tensor]
-        at = split_points(splits)
-        pieces = [tensor[at[i] : at[i + 1]] for i in range(self.size)]
-        return self._exchange(pieces, [splits[self.rank]] * self.size)
+        return self._exchange(split(tensor, splits), [splits[self.rank]] * self.size)
 
     def _exchange(self, pieces: Sequence[torch.Tensor], lengths: Sequence[int]) -> list[torch.Tensor]:
         """Return the piece that each worker sends to this one."""
         size, rank = self.size, self.rank
-        at = split_points([0 if i == rank else length for i, length in enumerate(lengths)])
-        whole = pieces[rank].new_empty(at[-1])
-        received = [whole[at[i] : at[i + 1]] for i in range(size)]
+        received_sizes = [0 if i == rank else length for i, length in enumerate(lengths)]
+        whole = pieces[rank].new_empty(sum(received_sizes))
+        received = split(whole, received_sizes)
         received[rank] = pieces[rank]
         self._tag = (self._tag + 1) % 2**30
         if self._is_gloo:
@@ -129,7 +127,6 @@ class Connection:
         else:
             sent = torch.cat([piece[:0] if i == rank else piece for i, piece in enumerate(pieces)])
             sizes = [0 if i == rank else len(piece) for i, piece in enumerate(pieces)]
-            received_sizes = [len(part) if i != rank else 0 for i, part in enumerate(received)]
             self._group.alltoall_base(whole, sent, received_sizes, sizes, dist.AllToAllOptions()).wait()
         return received
 
@@ -246,35 +243,19 @@ def connect(
     store = dist.PrefixStore(
         f"horovod_quant/{everyone[0][0]}/{order[0]}", dist.distributed_c10d._get_default_store()
     )
-    nodes = _nodes(order, [everyone[i][1] for i in order], hierarchical)
-    number = next(i for i, node in enumerate(nodes) if rank in node)
-    local_rank, local_size = nodes[number].index(rank), len(nodes[number])
-    workers = Workers(local_size * number + local_rank, len(order), local_size=local_size)
+    nodes = nodes_of(order, hierarchical, [everyone[i][1] for i in order])
+    position = [*itertools.chain(*nodes)].index(rank)
+    workers = Workers(position, len(order), local_size=len(nodes[0]))
     timeout = timeout_of(group)
 
     def connection(kind: str, which: int, new_rank: int, count: int) -> Connection:
         return Connection(backend, dist.PrefixStore(f"{kind}/{which}", store), new_rank, count, timeout)
 
     connections = {ALL: connection(ALL, 0, workers.rank, workers.size)}
-    if local_size > 1:
-        connections[LOCAL] = connection(LOCAL, number, local_rank, local_size)
-        connections[CROSS] = connection(CROSS, local_rank, number, len(nodes))
+    if workers.local_size > 1:
+        connections[LOCAL] = connection(LOCAL, workers.node, workers.local_rank, workers.local_size)
+        connections[CROSS] = connection(CROSS, workers.local_rank, workers.node, workers.nodes)
     return Groups(workers, connections, Note(store, dist.get_rank()))
-
-
-def _nodes(order: Sequence[int], hosts: Sequence[str], hierarchical: bool | int) -> list[list[int]]:
-    """Return the ranks of each node."""
-    if hierarchical is False:
-        return [[rank] for rank in order]
-    if hierarchical is not True:
-        require_whole_nodes(len(order), hierarchical)
-        return [list(order[i : i + hierarchical]) for i in range(0, len(order), hierarchical)]
-    by_host: dict[str, list[int]] = {}
-    for rank, host in zip(order, hosts):
-        by_host.setdefault(host, []).append(rank)
-    if len({len(node) for node in by_host.values()}) != 1:
-        raise ValueError(UNEVEN_HOSTS)
-    return list(by_host.values())
 
 
 def _host() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from modelling import LAYERS, METHODS, SPEEDS, wires
 
-from horovod_quant.analysis.accelerators import ATTAINED, SHARES, memory_bound, on_accelerators, traffic
+from horovod_quant.analysis.accelerators import ATTAINED, SHARES, MemoryBound, on_accelerators, traffic
 from horovod_quant.analysis.advice import choice_of, refusal_of
 from horovod_quant.analysis.cost_model import FP16, NONE, Setting, exchange_cost
 from horovod_quant.analysis.fabrics import ACCELERATORS, INSIDE_HOST
@@ -26,7 +26,7 @@ from horovod_quant.schemes import Hierarchical
 
 
 def test_a_kernel_takes_what_its_bytes_take() -> None:
-    speeds = memory_bound(1e12)
+    speeds = MemoryBound(1e12)
     per_byte = 1 / (ATTAINED * 1e12)
     calls = {
         Call("bucket_maxima", 0, 10**6): 4,
@@ -64,7 +64,7 @@ def test_with_nccl_no_processor_moves_bytes() -> None:
     software = nccl_software(1e12)
     network = wires(4, controller=NCCL, software=software)
     none, half = (
-        exchange_cost(method, Setting(LAYERS, network, memory_bound(1e12))) for method in (NONE, FP16)
+        exchange_cost(method, Setting(LAYERS, network, MemoryBound(1e12))) for method in (NONE, FP16)
     )
     elements = 8 * 2**20
     wire = 1.5 * 4 * elements / 1e9
@@ -94,6 +94,6 @@ def test_every_scheme_can_be_modelled_on_accelerators(scheme) -> None:
     network = Network(2, 4, controller=NCCL, software=nccl_software(9e11))
     for each in (scheme, Hierarchical(scheme)):
         found = exchange_cost(
-            each, Setting(LAYERS, network, memory_bound(9e11)), backward=0.1, accelerator=True
+            each, Setting(LAYERS, network, MemoryBound(9e11)), backward=0.1, accelerator=True
         )
         assert 0 < found.exposed < math.inf

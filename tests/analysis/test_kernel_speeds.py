@@ -9,7 +9,7 @@ from horovod_quant.analysis.cost_model import Setting, exchange_cost
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed, measure_kernels
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.network import Network
-from horovod_quant.analysis.work import Call, cached_work_of
+from horovod_quant.analysis.work import Call, work_of
 from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme
 
@@ -18,7 +18,7 @@ ELEMENTS = 2**20
 
 def an_element(speeds: KernelSpeeds, scheme: Scheme, workers: int) -> float:
     """Seconds of all kernels of an exchange for an element."""
-    return speeds.seconds(cached_work_of(scheme, (ELEMENTS,), workers).calls) / ELEMENTS
+    return speeds.seconds(work_of(scheme, (ELEMENTS,), workers).calls) / ELEMENTS
 
 
 def test_seconds_by_hand() -> None:

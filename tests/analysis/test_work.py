@@ -28,7 +28,7 @@ FIXED = {
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", FIXED)
 def test_bytes_are_those_of_the_simulator(name: str, size: int) -> None:
-    lengths = [3000, 1, 0, 1024, 5000]
+    lengths = (3000, 1, 0, 1024, 5000)
     gradients = [[np.ones(length, np.float32) for length in lengths] for _ in range(size)]
     states = [used_states(own) for own in gradients]
     simulated = simulator.run(FIXED[name], gradients, states=states)
@@ -43,18 +43,18 @@ def test_bytes_are_those_of_the_simulator(name: str, size: int) -> None:
 def test_elias_coding_sends_no_more_than_the_model_says(coding: str) -> None:
     scheme = QSGD(4, coding=coding)
     gradients = [np.random.default_rng(rank).standard_normal(50_000) for rank in range(3)]
-    modelled = sum(sum(sent_bytes(asked, 3)) for _, asked in work_of(scheme, [50_000], 3).stages)
+    modelled = sum(sum(sent_bytes(asked, 3)) for _, asked in work_of(scheme, (50_000,), 3).stages)
     assert simulator.run(scheme, gradients).bytes_sent["allgather"] <= modelled + 2 * 8
 
 
 def test_kernel_calls_are_those_of_the_scheme() -> None:
-    stages, decode = work_of(GlobalQSGD(8), [3000, 2000], 4)
+    stages, decode = work_of(GlobalQSGD(8), (3000, 2000), 4)
     assert [calls for calls, _ in stages] == [
         [Call("bucket_maxima", 0, 5000)],
         [Call("encode_uniform_sum", 8, 5000)],
     ]
     assert decode == [Call("decode_uniform_sum", 8, 5000)]
-    stages, decode = work_of(LITERATURE["terngrad"], [3000, 2000], 4)
+    stages, decode = work_of(LITERATURE["terngrad"], (3000, 2000), 4)
     (before_scales, scales), (before_words, _) = stages
     assert scales.array.shape == (2,)
     assert before_scales == [
@@ -67,19 +67,19 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
     ]
     assert before_words == [Call("encode_uniform_sum", 4, 5000)]
     assert decode == [Call("decode_uniform_sum", 4, 5000)]
-    stages, decode = work_of(EDEN(3), [3000, 2000], 2)
+    stages, decode = work_of(EDEN(3), (3000, 2000), 2)
     assert [calls for calls, _ in stages] == [[Call("encode_rotated", 3, 5000)]]
     assert decode == [Call("add_rotated", 3, 5000, 2)]
-    stages, decode = work_of(EDEN(2, server_bits=4), [16 * 1024], 4)
+    stages, decode = work_of(EDEN(2, server_bits=4), (16 * 1024,), 4)
     assert [calls for calls, _ in stages] == [
         [Call("encode_rotated", 2, 16384)],
         [Call("add_rotated", 2, 4096, 4), Call("encode_rotated", 4, 4096)],
     ]
     assert decode == [Call("decode_rotated", 4, 16384)]
-    stages, decode = work_of(EDEN(3, trellis=True), [3000, 2000], 2)
+    stages, decode = work_of(EDEN(3, trellis=True), (3000, 2000), 2)
     assert [calls for calls, _ in stages] == [[Call("encode_rotated_trellis", 3, 5000)]]
     assert decode == [Call("add_rotated_trellis", 3, 5000, 2)]
-    stages, decode = work_of(GlobalQSGD(8, rotate=True), [3000, 2000], 4)
+    stages, decode = work_of(GlobalQSGD(8, rotate=True), (3000, 2000), 4)
     (before_norms, norms), (before_words, words), (before_more, more) = stages
     # Of 3 and 2 buckets 43 and 64 coordinates each.
     assert norms.array.shape == (3 + 3 * 43 + 2 + 2 * 64,)
@@ -89,10 +89,10 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
     assert more.array.shape == (1,)
     assert before_more == [Call("rotated_sum_checks", 8, 5000)]
     assert decode == [Call("decode_rotated_sum", 8, 5000)]
-    stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
+    stages, decode = work_of(BinSGDM(), (4 * 1024,), 4)
     assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
     assert decode == [Call("decode_signs", 0, 4096)]
-    stages, decode = work_of(BinSGDM(server_bits=3), [4 * 1024], 4)
+    stages, decode = work_of(BinSGDM(server_bits=3), (4 * 1024,), 4)
     assert [calls for calls, _ in stages] == [
         [Call("binarize", 0, 4096)],
         [
@@ -129,7 +129,7 @@ class Foreign(Scheme):
 
 
 def test_another_packages_scheme_is_modelled_and_measured() -> None:
-    found = work_of(Foreign(), [5000], 3)
+    found = work_of(Foreign(), (5000,), 3)
     simulated = simulator.run(Foreign(), [np.ones(5000, np.float32)] * 3)
     ((calls, request),) = found.stages
     assert sum(sent_bytes(request, 3)) == simulated.bytes_sent["allgather"]
@@ -143,7 +143,7 @@ def test_a_hierarchical_exchange_by_hand() -> None:
     """2 hosts of 4: float32 on the way in, a quarter of the integers between, and all of them, with norms and head
     counts, on the way out; each request in its group.
     """
-    stages, decode = work_of(Hierarchical(GlobalQSGD(8)), [4 * 4096], 8, 4)
+    stages, decode = work_of(Hierarchical(GlobalQSGD(8)), (4 * 4096,), 8, 4)
     assert [(type(asked).__name__, asked.group) for _, asked in stages] == [
         ("Alltoall", "local"),
         ("Allreduce", "cross"),
@@ -153,7 +153,7 @@ def test_a_hierarchical_exchange_by_hand() -> None:
     assert [sum(asked.parts) for _, asked in stages] == [4 * 4 * 4096, 4 * 4, 4096, 4096 + 4 * 4 + 4]
     assert Call("mean", 0, 4096, 4) in stages[1][0]
     assert decode == [Call("decode_uniform_sum", 8, 4 * 4096)]
-    stages, decode = work_of(Hierarchical(QSGD(4, exchange="allgather")), [4 * 4096], 32, 4)
+    stages, decode = work_of(Hierarchical(QSGD(4, exchange="allgather")), (4 * 4096,), 32, 4)
     assert [sum(asked.parts) for _, asked in stages[2:]] == [4 * 4096]
     assert Call("decode_uniform_codes", 4, 4096, 8) in stages[2][0]
     assert decode == [Call("scale", 0, 4 * 4096)]
@@ -161,7 +161,7 @@ def test_a_hierarchical_exchange_by_hand() -> None:
 
 @pytest.mark.parametrize("name", FIXED)
 def test_bytes_inside_a_host_are_those_of_the_simulator(name: str) -> None:
-    lengths, size, local_size = [3000, 1, 0, 1024, 5000], 4, 2
+    lengths, size, local_size = (3000, 1, 0, 1024, 5000), 4, 2
     scheme = Hierarchical(FIXED[name])
     gradients = [[np.ones(length, np.float32) for length in lengths] for _ in range(size)]
     workers = [Workers(rank, size, local_size=local_size) for rank in range(size)]
@@ -174,7 +174,7 @@ def test_bytes_inside_a_host_are_those_of_the_simulator(name: str) -> None:
 
 
 def test_hierarchical_on_hosts_of_one_worker_is_flat() -> None:
-    nested, flat = (work_of(scheme, [5000], 4) for scheme in (Hierarchical(QSGD(4)), QSGD(4)))
+    nested, flat = (work_of(scheme, (5000,), 4) for scheme in (Hierarchical(QSGD(4)), QSGD(4)))
     assert nested.calls == flat.calls
     assert [asked.parts for _, asked in nested.stages] == [asked.parts for _, asked in flat.stages]
 
@@ -192,7 +192,7 @@ def test_the_traffic_that_the_readme_promises(code: str, ratios: str) -> None:
     own = {kind.__name__: kind for kind in (EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD)}
     scheme, elements = eval(code, own), 2**24
     for ratio, size in zip(map(float, ratios.split(", ")), (4, 16, 64)):
-        sent = sum(sum(sent_bytes(asked, size)) for _, asked in work_of(scheme, [elements], size).stages)
+        sent = sum(sum(sent_bytes(asked, size)) for _, asked in work_of(scheme, (elements,), size).stages)
         assert ring_allreduce_bytes(4 * elements, size) / sent == pytest.approx(ratio, abs=0.051), size
 
 

@@ -345,6 +345,6 @@ def test_all_methods_are_shown_on_demand(capsys: pytest.CaptureFixture) -> None:
     impossible = [
         line.strip().partition(":")[0] for line in out.partition("Impossible here:")[2].splitlines()
     ]
-    every = [member.name for family in methods.every_family() for member in family.members]
+    every = [member.name for family in methods.every_family() for member in family]
     assert sorted({*table, *impossible} & set(every)) == sorted(every)
     assert "(--all shows them all)" not in out

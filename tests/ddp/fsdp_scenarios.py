@@ -128,7 +128,7 @@ def inside(compression: Any, everyone: Sequence[Mapping[str, Any]], twin: Any, s
             workers = Workers(whose, size())
             reduction = reduce_scatter_of(scheme.for_workers(workers).reduction(workers))
             assert reduction is not None
-            generators.append(reduction.run(gradients, workers, kernels.get("numpy")))
+            generators.append(reduction(gradients, workers, kernels.get("numpy")))
             requests.append(next(generators[-1]))
         width = requests[0].splits[0]
         answer = [request.array[width * rank() : width * (rank() + 1)] for request in requests]

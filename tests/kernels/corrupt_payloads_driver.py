@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
 def in_cpp(inputs: int, counts: Counts) -> None:
     library = ctypes.CDLL(os.environ["HOROVOD_QUANT_LIBRARY"])
-    names = native_library.available_instruction_sets()
+    names = native_library.loaded().available
     for fuzzer, first, second in (
         ("fuzz_elias", "refused", "decoded"),
         ("fuzz_fixed_width", "finite", "not finite"),
@@ -293,10 +293,10 @@ def made(argument: Any) -> Any:
 
 def in_both_backends(inputs: int, counts: Counts) -> None:
     rng = np.random.default_rng(SEED)
-    instruction_sets = native_library.available_instruction_sets()
+    instruction_sets = native_library.loaded().available
     for number in range(inputs):
         case = MAKERS[number % len(MAKERS)](rng)
-        native_library.force_instruction_set(instruction_sets[number // len(MAKERS) % len(instruction_sets)])
+        native_library.loaded().use(instruction_sets[number // len(MAKERS) % len(instruction_sets)])
         one, other = outcome(native, case), outcome(reference, case)
         if isinstance(one, str):
             assert isinstance(other, str), f"{case}: native alone refuses: {one}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_quant.kernels import reference as kernels
-from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey, correlated_keys_of, hash32, keys_of
+from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey, hash32, keys_of
 
 SAMPLES = 1 << 20
 
@@ -107,9 +107,7 @@ def test_many_keys_at_once_are_the_keys_of_each(steps: list[int], size: int) -> 
     chains = [RngKey(7, f"w{i}") for i in range(len(steps))]
     for rank in range(size):
         correlated = [chain.correlated("worker", step, rank, size) for chain, step in zip(chains, steps)]
-        assert correlated_keys_of(chains, "worker", steps, rank, size).tolist() == [
-            list(key) for key in correlated
-        ]
+        assert keys_of(chains, "worker", steps, rank, size).tolist() == [list(key) for key in correlated]
         alone = [chain.key("server", step, rank) for chain, step in zip(chains, steps)]
         assert keys_of(chains, "server", steps, rank).tolist() == [list(key) for key in alone]
 

@@ -64,14 +64,14 @@ class Native(suite.Backend):
     """
 
     def __init__(self, instruction_set: str = "", array: Callable = np.copy) -> None:
-        super().__init__(native, instruction_set or native_library.available_instruction_sets()[-1])
+        super().__init__(native, instruction_set or native_library.loaded().available[-1])
         self._array = array
 
     def array(self, x: np.ndarray) -> np.ndarray:
         return self._array(x)
 
     def run(self, cases: Any) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
-        native_library.force_instruction_set(self.how)
+        native_library.loaded().use(self.how)
         return super().run(cases)
 
 
@@ -134,7 +134,7 @@ def loaded() -> Iterator[None]:
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize(("topic", "number"), numbers("native", 4))
 def test_kernels_conform_on_each_instruction_set(topic: str, number: int) -> None:
-    for name in native_library.available_instruction_sets():
+    for name in native_library.loaded().available:
         suite.assert_conforms(Native(name), topic, number)
 
 

@@ -79,8 +79,8 @@ def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:
 
 def test_the_environment_chooses_the_instruction_set(fresh: pytest.MonkeyPatch) -> None:
     load_installed()
-    best = native_library.available_instruction_sets()[-1]
-    assert native_library.instruction_set() == best
+    best = native_library.loaded().available[-1]
+    assert native_library.loaded().instruction_set == best
     assert kernels.describe().startswith(f"native kernels with {best}")
     fresh.setattr(native_library, "_library", None)
     fresh.setenv("HOROVOD_QUANT_ISA", "baseline")

@@ -35,7 +35,7 @@ with pytest.MonkeyPatch.context() as at_import:
     interpret(at_import)
     pytest.importorskip("triton")
     from horovod_quant.kernels import triton as kernels
-    from horovod_quant.kernels.triton import each, launching, table
+    from horovod_quant.kernels.triton import compiling, each, launching, table
     from horovod_quant.kernels.triton.jobs import Rows, layout_of
     from horovod_quant.kernels.triton.ranges import Ranges
     from horovod_quant.kernels.triton.table import SegmentTable
@@ -149,13 +149,13 @@ def test_whole_exchanges(name: str) -> None:
 
 @pytest.mark.parametrize("name", by_default(FEW_EXCHANGES, ON_DEVICES))
 def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched, launch = set(), launching.Kernel._launch
+    launched, launch = set(), launching.Kernel.__call__
 
-    def noted(kernel: Any, jobs: Any, constants: Any, *uploaded: Any) -> None:
-        launched.add(launching.Variant(kernel, tuple(constants.items())))
-        launch(kernel, jobs, constants, *uploaded)
+    def noted(kernel: Any, jobs: Any, constants: Any) -> None:
+        launched.add((kernel, tuple(constants.items())))
+        launch(kernel, jobs, constants)
 
-    monkeypatch.setattr(launching.Kernel, "_launch", noted)
+    monkeypatch.setattr(launching.Kernel, "__call__", noted)
     scheme, local_size, groups, states = setting_of(name)
     memory, rehearsed = DeviceMemory(DEVICE, takes_tensors=True), set()
     for rank, (own, own_states) in enumerate(zip(groups, states)):
@@ -167,7 +167,7 @@ def test_a_rehearsal_finds_all_kernels_and_launches_none(name: str, monkeypatch:
             for i, (tensor, state) in enumerate(zip(tensors, own_states))
         ]
         workers = Workers(rank, len(groups), local_size=local_size)
-        rehearsed |= {*launching.variants_of(partial(memory.rehearse, scheme, gradients, workers))}
+        rehearsed |= compiling.variants_of(partial(memory.rehearse, scheme, gradients, workers))
         suite.assert_all_same_bits(arrays, list(map(BACKEND.numpy, tensors)), name)
     assert not launched
     exchanged(BACKEND, name)

@@ -56,7 +56,7 @@ def test_the_readme_and_advise_agree(rate: int, workers: int) -> None:
     (choice,) = [
         advice.choice_of(method)
         for family in methods.every_family()
-        for method in family.members
+        for method in family
         if method.code() == f"hvq.{code}"
     ]
     own = advice.row_of(choice, where, step)

@@ -236,9 +236,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [each for one in value for each in _tensors(one)] if isinstance(value, (list, tuple)) else []
 
 
-def _launched(kernel: Any, jobs: Any, *rest: Any) -> None:
-    ranges = [each for job in jobs._jobs for each in job.ranges()]
-    for rows in jobs._rows:
+def _launched(kernel: Any, jobs: Any, constants: Any) -> None:
+    ranges = [each for job in jobs.jobs for each in job.ranges()]
+    for rows in jobs.rows:
         for pairs, writes in ((rows.read, False), (rows.written, True)):
             for lows, highs in pairs:
                 both = zip(
@@ -251,12 +251,12 @@ def _launched(kernel: Any, jobs: Any, *rest: Any) -> None:
     _thread.paused = True
     try:
         with _disable_current_modes():
-            return _launch(kernel, jobs, *rest)
+            return _launch(kernel, jobs, constants)
     finally:
         _thread.paused = False
 
 
-_launch = launching.Kernel._launch
+_launch = launching.Kernel.__call__
 
 
 def _copying(self: device.Copying, source: torch.Tensor) -> None:
@@ -376,7 +376,7 @@ def install() -> None:
     memory.__init__ = init
     device.Copying.__init__ = _copying  # type: ignore[method-assign]
     control.ControlTensor.filled = _filled  # type: ignore[method-assign]
-    launching.Kernel._launch = _launched  # type: ignore[method-assign]
+    launching.Kernel.__call__ = _launched  # type: ignore[method-assign]
     for module in (arguments, launching):
         module.on_device = _uploaded(module.on_device)  # type: ignore[attr-defined]
     launching.stream_of = lambda device: current().cuda_stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,7 @@ from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.kernels.segments import Batch
 from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState
-from horovod_quant.torch import binsgdm, memory
-from horovod_quant.torch.optim import StoredState
+from horovod_quant.torch import memory
 
 CPU = torch.device("cpu")
 
@@ -173,13 +173,15 @@ def test_a_part_of_a_place_is_a_place() -> None:
 
 
 def test_a_state_is_seen_where_it_is() -> None:
-    view = binsgdm._StateView(memory.choose("native", CPU))
+    call = SimpleNamespace(parameter=None, optimizer=SimpleNamespace())
+    open_state = hvq.BinSGDM()._opener(call, memory.choose("native", CPU))
     momentum, scale = torch.zeros(4), torch.ones(4)
 
     def seen(
         momentum: torch.Tensor = momentum, scale: torch.Tensor = scale, beta: float = 0.5
     ) -> BinaryState:
-        return view.of(StoredState(momentum, scale, beta))
+        call.optimizer.stored_state = lambda *_: BinaryState(momentum, scale, beta)
+        return open_state(0, 4, None)[0]
 
     def numbers(state: BinaryState) -> tuple[list[float], list[float], float]:
         return as_array(state.momentum).tolist(), as_array(state.scale).tolist(), state.beta

@@ -13,7 +13,7 @@ from horovod_quant.codecs.signs import Signs
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE, tiles
-from horovod_quant.reductions.shards import Shards
+from horovod_quant.reductions.shards import shards_of
 from horovod_quant.schemes import BinSGDM
 from horovod_quant.schemes.base import BinaryState, Gradient, Workers
 
@@ -270,7 +270,7 @@ def test_numpy_integers_are_integers() -> None:
 
 @given(lengths=st.lists(st.integers(0, 5000), max_size=6), workers=st.integers(1, 9))
 def test_every_element_is_in_one_shard_of_whole_tiles(lengths: list, workers: int) -> None:
-    shards = Shards(tuple(lengths), workers, TILE)
+    shards = shards_of(tuple(lengths), workers, TILE)
     reduced = [np.zeros(length, int) for length in lengths]
     for segment in shards.segments:
         assert segment.start % TILE == 0

@@ -49,7 +49,8 @@ def host_kernel_findings(wanted: str | None) -> list[Finding]:
                 "set HOROVOD_QUANT_KERNELS=numpy and report this",
             )
         ]
-    if native_library.instruction_set() != native_library.available_instruction_sets()[-1]:
+    library = native_library.loaded()
+    if library.instruction_set != library.available[-1]:
         return [Finding(WARNING, f"{text}, requested by HOROVOD_QUANT_ISA", "unset it to use the fastest")]
     return [Finding(OK, f"{text}; bit-identical to the reference")]
 

@@ -12,18 +12,12 @@ from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, WARNING, Finding
 from horovod_quant.frontends import switch
 from horovod_quant.frontends.methods import examples
-from horovod_quant.schemes.base import Scheme
 
 # Horovod 0.28.1: operations.cc.
 DEFAULT_CACHE, DEFAULT_CYCLE = 1024, 1.0
 
 LONG_CYCLE = 5.0
 """Milliseconds from which waiting for cycles takes much of a short step."""
-
-
-def schemes() -> list[Scheme]:
-    """Return one scheme per short name, with few to many collectives."""
-    return list(examples().values())
 
 
 def findings(environment: Mapping[str, str], model: str | None, frameworks: list[str]) -> list[Finding]:
@@ -68,7 +62,7 @@ def cache_finding(environment: Mapping[str, str], model: str | None, frameworks:
     needs = {
         FRAMEWORKS[name]: max(
             (torch_cache_names if name == "torch" else tensorflow_cache_names)(scheme, MODELS[model])
-            for scheme in schemes()
+            for scheme in examples().values()
         )
         for name in frameworks
     }
@@ -90,7 +84,7 @@ def fusion_finding(environment: Mapping[str, str], model: str | None) -> Finding
     what, together = "small gradients", 2**20
     if model is not None:
         shapes = MODELS[model]
-        compressed = set(compressed_names(schemes()[0], shapes))
+        compressed = set(compressed_names(next(iter(examples().values())), shapes))
         small = {name: shape for name, shape in shapes.items() if name not in compressed}
         together = 4 * elements(small) + CONTROL_BYTES * len(compressed)
         what = (
@@ -105,7 +99,7 @@ def fusion_finding(environment: Mapping[str, str], model: str | None) -> Finding
 
 def cycle_finding(environment: Mapping[str, str]) -> Finding | None:
     cycle, text = number(environment, "HOROVOD_CYCLE_TIME", DEFAULT_CYCLE)
-    deepest = max(len(scheme.collectives) for scheme in schemes())
+    deepest = max(len(scheme.collectives) for scheme in examples().values())
     if cycle <= 0:
         return Finding(
             WARNING,

@@ -42,6 +42,7 @@ from horovod_quant.kernels.triton.arrays import (  # noqa: F401 (part of every b
     view,
     with_nan_tiles,
 )
+from horovod_quant.kernels.triton.each_rotated import TritonSegments
 from horovod_quant.kernels.triton.functions import (  # noqa: F401 (part of every backend)
     binarize,
     bucket_magnitude_sums,
@@ -72,7 +73,6 @@ from horovod_quant.kernels.triton.rotated import (  # noqa: F401 (part of every 
     encode_rotated,
     key_of_word,
 )
-from horovod_quant.kernels.triton.segment_kernels import TritonSegments
 
 NAME = "triton"
 

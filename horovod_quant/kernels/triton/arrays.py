@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from horovod_quant.kernels.triton.arguments import (
     typed,
 )
 from horovod_quant.kernels.triton.jobs import Job
-from horovod_quant.kernels.triton.launching import Kernel, Launch, batch, run, settle
+from horovod_quant.kernels.triton.launching import Kernel, batch, run, run_call, settle
 
 TILES_AT_A_TIME = 2**31
 """More tiles than any tensor has: loops over pieces are for a CPU's caches."""
@@ -146,36 +146,21 @@ def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
-    square_sums = typed(square_sums, torch.float64, "square_sums")
-    norms = torch.empty(len(square_sums), dtype=torch.float32, device=square_sums.device)
-    run(_square_roots, Job(len(norms), _COUNT, {"source": square_sums, "target": norms}))
-    return norms
-
-
-def _square_roots(jobs: Launch, constants: Mapping[str, Any]) -> None:
     """Compute square roots by PyTorch.
 
     Triton's are correctly rounded for float32 only.
     """
-    sums = torch.cat([job.entries["source"] for job in jobs])
-    pieces = sums.sqrt().to(torch.float32).split([job.elements for job in jobs])
-    _copy_words(
-        [_copy_job(piece, job.entries["target"]) for piece, job in zip(pieces, jobs)], _COPY_CONSTANTS
-    )
+    square_sums = typed(square_sums, torch.float64, "square_sums")
+    norms = torch.empty(len(square_sums), dtype=torch.float32, device=square_sums.device)
+    run_call(lambda: norms.copy_(square_sums.sqrt()), square_sums.device)
+    return norms
 
 
 def copy(source: torch.Tensor, out: torch.Tensor) -> None:
     if source.dtype != out.dtype or len(source) != len(out):
         raise ValueError(f"a part is {source.dtype}[{len(source)}]; it must be {out.dtype}[{len(out)}]")
-    run(_copy_words, _copy_job(source, out), **_COPY_CONSTANTS)
-
-
-def _copy_job(source: torch.Tensor, out: torch.Tensor) -> Job:
     words = len(out) * out.element_size() // 4
-    return Job(words, _COUNT, {"source": source, "target": out})
-
-
-_COPY_CONSTANTS = {"COUNT": _COUNT}
+    run(_copy_words, Job(words, _COUNT, {"source": source, "target": out}), COUNT=_COUNT)
 
 
 def _converted(x: torch.Tensor, factor: float, out: torch.Tensor) -> torch.Tensor:

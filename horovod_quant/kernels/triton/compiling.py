@@ -16,6 +16,13 @@ import torch
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.triton import launching
 
+Variant = tuple[launching.Kernel, tuple[tuple[str, Any], ...]]
+"""A kernel with constants, pairs of names and values: what Triton compiles."""
+
+
+def variants_of(call: Callable[[], Any]) -> set[Variant]:
+    return {(kernel, tuple(constants.items())) for kernel, _, constants in launching.capture(call)}
+
 
 def compile_kernels_of(call: Callable[[], Any], name: str, device: torch.device) -> None:
     """Compile the kernels that a call would launch, instead of launching them.
@@ -32,13 +39,13 @@ def compile_kernels_of(call: Callable[[], Any], name: str, device: torch.device)
 
     table, owners = MockTensor(torch.int64), MockTensor(torch.int32)
 
-    def compile_variant(variant: launching.Variant) -> None:
+    def compile_variant(variant: Variant) -> None:
+        kernel, constants = variant
         with launching.on(device):  # the current device is each thread's own
-            kernel = variant.kernel
-            kernel.function.warmup(table, owners, grid=(1,), **dict(variant.constants), **kernel.options)
+            kernel.function.warmup(table, owners, grid=(1,), **dict(constants), **kernel.options)
 
     begin = time.perf_counter()
-    variants = launching.variants_of(call)
+    variants = variants_of(call)
     launching.fix_cache_keys()
     with launching.on(device):
         driver.active.get_current_target()  # made here, not by several threads at a time

@@ -3,9 +3,6 @@
 A Triton tensor has one row of each tile, as in `encoding`: a word is loaded once, and its codes become rows.
 """
 
-# mypy: disable-error-code="assignment"
-# Tuples of tensors grow in unrolled loops.
-
 import triton
 import triton.language as tl
 
@@ -14,10 +11,9 @@ from horovod_quant.kernels.triton.elements import (
     ROW,
     TILE,
     decoding_scales,
-    elements_left,
     float_bits,
     float_pointer,
-    row_and_block,
+    program_of,
 )
 from horovod_quant.kernels.triton.tiles import of_rows, read_codes, read_norms, words_of_a_tile, write_tiles
 
@@ -34,14 +30,13 @@ def decode_sum(
 
     ``TILES`` tiles of `words_of_a_tile` per program.
     """
-    COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * COUNT, COUNT)
-    SIZE: tl.constexpr = COUNT // TILES
-    first = block * COUNT
+    WORDS: tl.constexpr = words_of_a_tile(WIDTH)
+    SIZE: tl.constexpr = WORDS * (32 // WIDTH) * ROW
+    row, block, left = program_of(table, owners, TILES * SIZE)
+    first = block * (TILES * SIZE)
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
     scales = _scales(norms, first, left, float_bits(tl.load(row + FACTOR)), BUCKET, LEVELS, TILES, SIZE)
-    source = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32)) + block * (COUNT // (32 // WIDTH))
+    source = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32)) + block * (TILES * WORDS * ROW)
     digits = _read_sum(source, left, BIAS, WIDTH, TILES).to(tl.int32) - 2 ** (WIDTH - 1)
     target = float_pointer(tl.load(row + TARGET), KIND) + first
     write_tiles(target, digits.to(tl.float32) * scales, left, KIND, TILES, SIZE)
@@ -81,8 +76,7 @@ def decode_codes(
     ``TILES`` tiles per program. The list of pointers has each worker's words and norms.
     """
     COUNT: tl.constexpr = TILES * 32 * ROW
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * COUNT, COUNT)
+    row, block, left = program_of(table, owners, COUNT)
     factor = float_bits(tl.load(row + FACTOR))
     pointers = table + tl.load(row + POINTERS)
     totals = _workers_values(pointers, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)

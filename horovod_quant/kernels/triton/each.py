@@ -8,7 +8,7 @@ array next to them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from horovod_quant.kernels.checks import check_bucket_size
 from horovod_quant.kernels.formats import CodeFormat, SumFormat, Sums
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, split_points, sum_words
 from horovod_quant.kernels.segment_offsets import (
     check_offsets,
     code_offsets,
@@ -26,8 +26,8 @@ from horovod_quant.kernels.segment_offsets import (
 )
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, functions
-from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, batch, run_call
+from horovod_quant.kernels.triton.arguments import current_device, float_entry, typed
+from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
     before,
@@ -36,8 +36,6 @@ from horovod_quant.kernels.triton.table import (
     range_of,
     steps_of,
     table_of,
-    table_of_values,
-    total_buckets,
 )
 
 _KEY = Key(1, 2)
@@ -46,16 +44,25 @@ _VECTOR = 15
 
 
 class CodeSegments(SegmentKernels):
-    """Methods for norms and codes, for sums, and for single bits."""
+    """Methods for temporary results, norms and codes, sums, and single bits."""
+
+    def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+        # Each begins at a multiple of 16 bytes, for vector loads.
+        at = split_points([ceil_div(length, ROW) * ROW for length in lengths])
+        memory = torch.empty(at[-1], dtype=torch.float32, device=current_device())
+        return [memory[start : start + length] for start, length in zip(at, lengths)]
+
+    def decode_sources(
+        self, outs: Sequence[Any], sources: Sequence[Any], decode: Callable[..., Any]
+    ) -> Sequence[Any]:
+        with batch():
+            return super().decode_sources(outs, sources, decode)
 
     def encode_codes(self, codec: CodeFormat, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        codec.check()
-        bits, bucket_size, table = codec.bits, codec.bucket_size, table_of_values(segments)
-        counts = table.counts(bucket_size)
+        bits, bucket_size, table = codec.bits, codec.bucket_size, segments.table_by(SegmentTable)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         norms = out.view(torch.float32)
-        norms_at, words_at = code_offsets(tuple(at), segments.elements, bucket_size)
-        check_offsets("words", words_at, table.words(code_words, bits), len(out))
+        norms_at, words_at = code_offsets(codec, at, table.elements, len(out))
         columns = {
             "source": table.addresses,
             "norms": out.data_ptr() + _BYTES * norms_at,
@@ -67,10 +74,8 @@ class CodeSegments(SegmentKernels):
             if codec.norm == "max":
                 bucket_norms(codec.norm, table, bucket_size, norms, norms_at)
             else:
-                check_offsets("norms", norms_at, counts, len(out))
-                sums = bucket_norms(codec.norm, table, bucket_size)
-                found = torch.empty(len(sums), dtype=torch.float32, device=sums.device)
-                run_call(lambda: found.copy_(sums.sqrt()), sums.device)
+                counts = words_at - norms_at
+                found = arrays.norms_of_square_sums(bucket_norms(codec.norm, table, bucket_size))
                 sources = found.data_ptr() + _BYTES * before(counts)
                 copy_words(sources, columns["norms"], counts, (found, out))
             launch_groups(table, table.groups, (encode, bucket_size, bits),
@@ -81,15 +86,11 @@ class CodeSegments(SegmentKernels):
     def decode_codes(
         self, codec: CodeFormat, payloads: Sequence[Any], at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        codec.check()
         bits, bucket_size = codec.bits, codec.bucket_size
         if not payloads:
             raise ValueError("no payloads to decode")
         table, workers = SegmentTable(outs, "out"), len(payloads)
-        _check_table(table)
-        norms_at, words_at = code_offsets(tuple(at), table.elements, bucket_size)
-        check_offsets("words", words_at, table.words(code_words, bits), min(map(len, payloads)))
-        check_offsets("norms", norms_at, table.counts(bucket_size), min(map(len, payloads)))
+        norms_at, words_at = code_offsets(codec, at, table.elements, min(map(len, payloads)))
         bases = np.array([typed(one, torch.int32, "payloads").data_ptr() for one in payloads], np.int64)
         pointers = np.empty((len(table), 2 * workers), np.int64)
         pointers[:, 0::2] = bases + _BYTES * words_at[:, None]
@@ -109,21 +110,19 @@ class CodeSegments(SegmentKernels):
 
     def norms(self, norm: str, bucket_size: int, segments: Batch) -> torch.Tensor:
         with batch():
-            return bucket_norms(norm, table_of_values(segments), bucket_size)
+            return bucket_norms(norm, segments.table_by(SegmentTable), bucket_size)
 
     def encode_sums(self, codec: SumFormat, segments: Batch, rounder: Rounder, norms: Any) -> torch.Tensor:
         codec.check()
         bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
-        table = table_of_values(segments)
-        _check_table(table)
-        if len(norms) != total_buckets(table, bucket_size):
-            raise ValueError(f"norms: {len(norms)} norms for {total_buckets(table, bucket_size)} buckets")
-        words = table.words(sum_words, width)
+        table = segments.table_by(SegmentTable)
+        counts, words = table.counts(bucket_size), table.words(sum_words, width)
+        if len(norms) != counts.sum():
+            raise ValueError(f"norms: {len(norms)} norms for {counts.sum()} buckets")
         out = torch.empty(int(words.sum()) + 1, dtype=torch.int32, device=table.device)
-        norms_at = before(table.counts(bucket_size))
         columns = {
             "source": table.addresses,
-            "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
+            "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * before(counts),
             "target": out.data_ptr() + _BYTES * before(words),
             **keys_and_starts(segments, rounder, len(table)),
         }
@@ -142,7 +141,6 @@ class CodeSegments(SegmentKernels):
         codec.check()
         bucket_size, levels, width = codec.bucket_size, codec.levels, codec.width
         table, words, norms = table_of(outs, sums.table), sums.words, sums.norms
-        _check_table(table)
         norms_at, words_at = (np.array(at, np.int64)[list(tensors)] for at in codec.offsets(sums.elements))
         check_offsets("words", words_at, table.words(sum_words, width), len(words))
         check_offsets("norms", norms_at, table.counts(bucket_size), len(norms))
@@ -163,7 +161,7 @@ class CodeSegments(SegmentKernels):
     # ---- single bits
 
     def binarize(self, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        table = table_of_values(segments)
+        table = segments.table_by(SegmentTable)
         momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
         m, b = _state(momenta, table, "momenta"), _state(scales, table, "scales")
         words_at, counts = np.array(at, np.int64)[:-1], table.counts(TILE)
@@ -264,10 +262,9 @@ def bucket_norms(
     if norm != "max":
         function, dtype = functions.bucket_square_sums, torch.float64
     check_bucket_size(bucket_size)
-    _check_table(table)
-    if out is None:
-        out = torch.empty(total_buckets(table, bucket_size), dtype=dtype, device=table.device)
     counts = table.counts(bucket_size)
+    if out is None:
+        out = torch.empty(int(counts.sum()), dtype=dtype, device=table.device)
     at = before(counts) if at is None else at
     check_offsets("norms", at, counts, len(out))
     columns = {"source": table.addresses, "target": out.data_ptr() + out.element_size() * at}
@@ -299,13 +296,6 @@ def keys_and_starts(segments: Batch, rounder: Rounder, count: int) -> dict[str, 
     keys = keys_of_batch(segments, rounder)
     columns = {name: keys[:, i] for i, name in enumerate(Key._fields)}
     return {**columns, "start": starts_of_batch(segments, count)}
-
-
-def _check_table(table: SegmentTable) -> None:
-    if max(table.elements, default=0) > MAX_ELEMENTS:
-        raise ValueError(
-            f"a tensor of {max(table.elements)} elements; the Triton kernels take {MAX_ELEMENTS} at most"
-        )
 
 
 def _state(arrays: Sequence[Any], gradients: SegmentTable, name: str) -> SegmentTable:

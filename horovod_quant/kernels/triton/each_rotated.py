@@ -11,21 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.formats import RotatedFormat
 from horovod_quant.kernels.keys import ALL_ONES, RngKey
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.kernels.rotation import rotated_elements, rotated_words
-from horovod_quant.kernels.segment_offsets import (
-    check_offsets,
-    keys_of_batch,
-    rotated_offsets,
-    starts_of_batch,
-)
-from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
+from horovod_quant.kernels.segment_offsets import keys_of_batch, rotated_offsets, starts_of_batch
+from horovod_quant.kernels.segments import Batch, Rounder
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import copy_words
+from horovod_quant.kernels.triton.each import CodeSegments, copy_words
 from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import (
     SegmentTable,
@@ -34,7 +28,6 @@ from horovod_quant.kernels.triton.table import (
     launch_groups,
     range_of,
     steps_of,
-    table_of_values,
 )
 
 _BYTES = 4
@@ -49,16 +42,18 @@ class StepWords(NamedTuple):
     payload: torch.Tensor
 
 
-class RotatedSegments(SegmentKernels):
-    """Methods for rotated codes."""
+class TritonSegments(CodeSegments):
+    """Kernels for many segments in a few launches and one upload.
+
+    `CodeSegments` has the other methods than those for rotated codes.
+    """
 
     def encode_rotated(
         self, codec: RotatedFormat, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> torch.Tensor:
-        bits, table = codec.bits, table_of_values(segments)
-        filled, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
+        bits, table = codec.bits, segments.table_by(SegmentTable)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
-        coordinates = _check(table, bits, words_at, scales_at, len(out))
+        filled, words_at, scales_at = rotated_offsets(bits, at, table.elements, len(out))
         columns = {
             "source": table.addresses,
             "target": out.data_ptr() + _BYTES * words_at,
@@ -75,7 +70,7 @@ class RotatedSegments(SegmentKernels):
                 copy_words(step_words.addresses, steps_at, counts, (step_words.payload, out))
                 keys = _keys_of_words(segments.chains, rounder.domain, step_words.addresses, rounder.rank)
             if codec.trellis:
-                _encode_to_trellis(table, bits, keys, columns, coordinates, out)
+                _encode_to_trellis(table, bits, keys, columns, out)
             else:
                 _rotate(table, bits, False, columns, [out], keys)
         return out
@@ -99,8 +94,7 @@ class RotatedSegments(SegmentKernels):
             raise ValueError("no payloads to decode")
         table, workers = SegmentTable(outs, "out"), len(payloads)
         bits, trellis = codec.bits, codec.trellis
-        _, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
-        _check(table, bits, words_at, scales_at, min(map(len, payloads)))
+        _, words_at, scales_at = rotated_offsets(bits, at, table.elements, min(map(len, payloads)))
         pointers = np.empty((len(table), workers, 2 + _KEY_ENTRIES), np.int64)
         for rank, payload in enumerate(payloads):
             base = typed(payload, torch.int32, "payloads").data_ptr()
@@ -167,10 +161,10 @@ def _encode_to_trellis(
     bits: int,
     keys: np.ndarray,
     columns: Mapping[str, np.ndarray],
-    coordinates: np.ndarray,
     out: torch.Tensor,
 ) -> None:
     """Encode by two launches, with the coordinates in memory between them."""
+    coordinates = table.words(_coordinates, bits)
     tile_at = before(table.counts(TILE))
     z = torch.empty(int(coordinates.sum()), dtype=torch.float32, device=table.device)
     units = torch.empty(int(table.counts(TILE).sum()), dtype=torch.float32, device=table.device)
@@ -183,16 +177,6 @@ def _encode_to_trellis(
     for quantize in _rotate(table, bits, True, rotating, between, keys):
         launch(quantize, tuple(coordinates.tolist()), rounding, table.device,
                [range_of(one) for one in between], [range_of(out)], kept=(*between, out))  # fmt: skip
-
-
-def _check(
-    table: SegmentTable, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int
-) -> np.ndarray:
-    """Validate offsets, and return the numbers of coordinates."""
-    check_range("bits", bits, 1, 4)
-    check_offsets("words", words_at, table.words(rotated_words, bits), room)
-    check_offsets("scales", scales_at, table.counts(TILE), room)
-    return table.words(_coordinates, bits)
 
 
 def _coordinates(elements: int, bits: int) -> int:

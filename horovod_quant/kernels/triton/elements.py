@@ -38,26 +38,23 @@ _MIX_2 = tl.constexpr(keys.MIX_2)
 
 
 @triton.jit
-def row_and_block(table, owners):
-    """Return this program's table row, and its number within the tensor."""
-    block = tl.program_id(0)
-    row = table + tl.load(owners + block) * COLUMNS
-    return row, block - tl.load(row + FIRST_BLOCK)
+def program_of(table, owners, COUNT: tl.constexpr):
+    """Return a program's table row, number within the tensor, and elements.
 
-
-@triton.jit
-def elements_left(row, first, MOST: tl.constexpr):
-    """Return the number of elements from ``first`` on, at most ``MOST``, int32."""
-    return tl.minimum(tl.load(row + ELEMENTS) - first, MOST).to(tl.int32)
+    They are ``COUNT``, fewer in a tensor's last program; int32.
+    """
+    program = tl.program_id(0)
+    row = table + tl.load(owners + program) * COLUMNS
+    block = program - tl.load(row + FIRST_BLOCK)
+    return row, block, tl.minimum(tl.load(row + ELEMENTS) - block * COUNT, COUNT).to(tl.int32)
 
 
 @triton.jit
 def elements_of_program(table, owners, COUNT: tl.constexpr):
     """Return a program's table row, first element, offsets and mask."""
-    row, block = row_and_block(table, owners)
-    first = block * COUNT
+    row, block, left = program_of(table, owners, COUNT)
     offsets = tl.arange(0, COUNT)
-    return row, first, offsets, offsets < elements_left(row, first, COUNT)
+    return row, block * COUNT, offsets, offsets < left
 
 
 @triton.jit

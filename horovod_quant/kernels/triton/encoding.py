@@ -13,12 +13,11 @@ from horovod_quant.kernels.triton.elements import (
     ONE_BITS,
     ROW,
     TILE,
-    elements_left,
     float_pointer,
     hash32,
     hash_key,
     inverse_norms,
-    row_and_block,
+    program_of,
 )
 from horovod_quant.kernels.triton.tiles import (
     of_rows,
@@ -41,13 +40,10 @@ def encode_sum(
 
     ``TILES`` tiles of `words_of_a_tile` per program.
     """
-    COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * COUNT, COUNT)
-    FIELDS: tl.constexpr = 32 // WIDTH
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
-    SIZE: tl.constexpr = WORDS * FIELDS * ROW
-    first = block * COUNT
+    SIZE: tl.constexpr = WORDS * (32 // WIDTH) * ROW
+    row, block, left = program_of(table, owners, TILES * SIZE)
+    first = block * (TILES * SIZE)
     source = float_pointer(tl.load(row + SOURCE), KIND) + first
     x = read_tiles(source, left, KIND, TILES, VALUES=True, SIZE=SIZE)
     inverse = _inverses(row, first, left, BUCKET, LIMIT, TILES, SIZE)
@@ -92,8 +88,7 @@ def encode_codes(
     ``TILES`` tiles per program.
     """
     COUNT: tl.constexpr = TILES * 32 * ROW
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * COUNT, COUNT)
+    row, block, left = program_of(table, owners, COUNT)
     first = block * COUNT
     source = float_pointer(tl.load(row + SOURCE), KIND) + first
     x = read_tiles(source, left, KIND, TILES, VALUES=not EXPONENTIAL)

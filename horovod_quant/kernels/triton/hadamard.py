@@ -6,9 +6,6 @@ shuffles, and so is the tree of a sum over the 32 lanes. A program is one warp: 
 loop-carried values through shared memory. The results are bit-identical.
 """
 
-# mypy: disable-error-code="assignment"
-# Tuples of tensors grow in unrolled loops.
-
 import triton
 import triton.language as tl
 

@@ -72,7 +72,7 @@ class Layout:
         rows: a table's rows with the known columns.
     """
 
-    def __init__(self, elements: tuple[int, ...], per_program: int, pointers: int) -> None:
+    def __init__(self, elements: tuple[int, ...], per_program: int, pointers: int = 0) -> None:
         lengths = np.array(elements, np.int64)
         counts = -(-lengths // per_program)
         self.programs: tuple[int, ...] = tuple(counts.tolist())
@@ -83,9 +83,7 @@ class Layout:
         self.rows[:, _POINTERS] = WIDTH * len(elements) + pointers * np.arange(len(elements))
 
 
-@functools.lru_cache(maxsize=1024)
-def layout_of(elements: tuple[int, ...], per_program: int, pointers: int = 0) -> Layout:
-    return Layout(elements, per_program, pointers)
+layout_of = functools.lru_cache(maxsize=1024)(Layout)
 
 
 @dataclass(eq=False)
@@ -114,11 +112,7 @@ class Rows:
 
     def meets(self, other: Rows) -> bool:
         """True if the order of the two matters."""
-        return (
-            _overlap(self.written, other.written)
-            or _overlap(self.written, other.read)
-            or _overlap(self.read, other.written)
-        )
+        return _overlap(self.written, [*other.written, *other.read]) or _overlap(self.read, other.written)
 
     def table(self) -> np.ndarray:
         rows = self.layout.rows.copy()

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 import torch
 import triton
+from triton import knobs
 
 from horovod_quant.kernels.triton import staging, whole
-from horovod_quant.kernels.triton.direct import Launcher, device_index
 from horovod_quant.kernels.triton.jobs import Job, Rows, joined, table_of
 from horovod_quant.kernels.triton.ranges import Ranges
 from horovod_quant.kernels.triton.staging import on_device
@@ -34,14 +35,13 @@ OPTIONS = {"enable_fp_fusion": False}
 
 MAX_ELEMENTS = 2**31 - 1
 
-Call = Callable[["Launch", Mapping[str, Any]], None]
-"""Function that launches jobs with the same constants."""
+_ALIGNMENT = 16  # alignment that Triton assumes in a kernel compiled for such addresses
 
 
-def run(launcher: Call, job: Job, **constants: Any) -> None:
+def run(kernel: Kernel, job: Job, **constants: Any) -> None:
     """Launch a job, in a batch together with others of its kind.
 
-    Jobs of a kind have the same launcher and constants.
+    Jobs of a kind have the same kernel and constants.
     """
     if not job.elements:
         return
@@ -51,62 +51,42 @@ def run(launcher: Call, job: Job, **constants: Any) -> None:
         )
     captured = getattr(_open, "captured", None)
     if captured is not None:
-        captured.append((launcher, job, constants))
+        captured.append((kernel, job, constants))
         return
     current = getattr(_open, "batch", None)
     if current is None:
-        launch_all([Launch(launcher, constants, job.device, [job])])
+        launch_all([Launch(kernel, constants, job.device, [job])])
     else:
-        current.add(launcher, job, constants)
+        current.add(kernel, job, constants)
 
 
-def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]:
-    """Record the kernels, jobs and constants of ``call`` without running them."""
-    found: list[tuple[Any, Job, Mapping[str, Any]]] = []
-    _open.captured = found
+def capture(call: Callable[[], Any]) -> list[tuple[Kernel, Any, Mapping[str, Any]]]:
+    """Record the kernels that a call in this thread would launch.
+
+    Each with its job, or None for rows, and constants. Only PyTorch's own run.
+    """
+    found: list[tuple[Kernel, Any, Mapping[str, Any]]] = []
+    outer, _open.captured = getattr(_open, "captured", None), found
     try:
         call()
     finally:
-        _open.captured = None
+        _open.captured = outer
     return found
 
 
-class Variant(NamedTuple):
-    """A kernel with constants: what Triton compiles.
-
-    Attributes:
-        kernel: the kernel.
-        constants: pairs of names and values.
-    """
-
-    kernel: Kernel
-    constants: tuple[tuple[str, Any], ...]
-
-
-def variants_of(call: Callable[[], Any]) -> list[Variant]:
-    """Return the kernels that a call in this thread would launch.
-
-    Only PyTorch's own run.
-    """
-    found: dict[Variant, None] = {}
-    outer = getattr(_open, "batch", None)
-    _open.variants, _open.batch = found, None
-    try:
-        call()
-    finally:
-        _open.variants, _open.batch = None, outer
-    return list(found)
-
-
-def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
+def run_rows(kernel: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
     """Launch rows, as `run` launches a job."""
     if not rows.layout.total:
         return
+    captured = getattr(_open, "captured", None)
+    if captured is not None:
+        captured.append((kernel, None, constants))
+        return
     current = getattr(_open, "batch", None)
     if current is None:
-        launch_all([Launch(launcher, constants, rows.device, rows=[rows])])
+        launch_all([Launch(kernel, constants, rows.device, rows=[rows])])
     else:
-        current.add_rows(launcher, rows, constants)
+        current.add_rows(kernel, rows, constants)
 
 
 def run_call(call: Callable[[], Any], device: torch.device) -> None:
@@ -146,15 +126,16 @@ _open = threading.local()
 
 
 class Launch:
-    """Independent jobs: a sequence of single ones, or rows.
+    """Independent jobs (single ones, or rows), or a call of PyTorch.
 
     Attributes:
-        uploaded: the table and its number, if it is already on the device.
+        jobs, rows: what it launches: one of the two is empty.
+        uploaded: the tables on the device, and the number of the jobs' one.
     """
 
     def __init__(
         self,
-        launcher: Call,
+        launcher: Callable[[Launch, Mapping[str, Any]], None],
         constants: Mapping[str, Any],
         device: torch.device,
         jobs: Sequence[Job] = (),
@@ -163,30 +144,21 @@ class Launch:
         self.launcher = launcher
         self.constants = constants
         self.device = device
-        self.uploaded: tuple[staging.Uploaded, int] | None = None
-        self.is_barrier = False
-        self._jobs, self._rows = list(jobs), list(rows)
+        self.uploaded: Any = None
+        self.is_barrier = not isinstance(launcher, Kernel)
+        self.jobs, self.rows = list(jobs), list(rows)
         self._read, self._written = Ranges(), Ranges()
 
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
-
-    def is_of(self, launcher: Call, constants: Mapping[str, Any], device: torch.device) -> bool:
-        return self.launcher is launcher and self.constants == constants and self.device == device
-
-    def takes_jobs(self) -> bool:
-        return not self._rows
+    def is_of(self, kernel: Kernel, constants: Mapping[str, Any], device: torch.device) -> bool:
+        return self.launcher is kernel and self.constants == constants and self.device == device
 
     def takes_rows(self, rows: Rows) -> bool:
-        return not self._jobs and not any(rows.meets(one) for one in self._rows)
+        return not self.jobs and not any(rows.meets(one) for one in self.rows)
 
     def add(self, job: Job, ranges: Sequence[tuple[int, int, bool]]) -> None:
-        self._jobs.append(job)
+        self.jobs.append(job)
         for low, high, written in ranges:
             (self._written if written else self._read).add(low, high)
-
-    def add_rows(self, rows: Rows) -> None:
-        self._rows.append(rows)
 
     def concerns(self, low: int, high: int, written: bool) -> bool:
         """True if an access to these addresses must keep its order.
@@ -195,35 +167,32 @@ class Launch:
         """
         return bool(
             self.is_barrier
-            or self._rows
+            or self.rows
             or self._written.meets(low, high)
             or (written and self._read.meets(low, high))
         )
 
     def programs(self) -> tuple[int, ...]:
         """Return the number of programs of each tensor."""
-        if len(self._rows) == 1:
-            return self._rows[0].layout.programs
+        if len(self.rows) == 1:
+            return self.rows[0].layout.programs
         return tuple(
-            [count for rows in self._rows for count in rows.layout.programs]
-            or [job.programs for job in self._jobs]
+            [count for rows in self.rows for count in rows.layout.programs]
+            or [job.programs for job in self.jobs]
         )
 
     def table(self) -> np.ndarray:
-        if not self._rows:
-            return table_of(self._jobs)
-        tables = [rows.table() for rows in self._rows]
-        return joined(tables, list(map(len, self._rows)), [rows.layout.total for rows in self._rows])
-
-    def __call__(self) -> None:
-        self.launcher(self, self.constants)
+        if not self.rows:
+            return table_of(self.jobs)
+        tables = [rows.table() for rows in self.rows]
+        return joined(tables, list(map(len, self.rows)), [rows.layout.total for rows in self.rows])
 
 
 class _Batch:
     def __init__(self) -> None:
         self._launches: list[Launch] = []
 
-    def add(self, launcher: Call, job: Job, constants: Mapping[str, Any]) -> None:
+    def add(self, kernel: Kernel, job: Job, constants: Mapping[str, Any]) -> None:
         """Add a job to the first launch after all its dependences."""
         ranges, earliest, launches = job.ranges(), 0, self._launches
         for number in range(len(launches) - 1, -1, -1):
@@ -233,25 +202,23 @@ class _Batch:
                 break
         device = job.device
         for launch in launches[earliest:]:
-            if launch.is_of(launcher, constants, device) and launch.takes_jobs():
+            if launch.is_of(kernel, constants, device) and not launch.rows:
                 break
         else:
-            launch = Launch(launcher, constants, device)
+            launch = Launch(kernel, constants, device)
             launches.append(launch)
         launch.add(job, ranges)
 
-    def add_rows(self, launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
+    def add_rows(self, kernel: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
         """Add rows to the last launch, or after it."""
         last = self._launches[-1] if self._launches else None
-        if last is None or not (last.is_of(launcher, constants, rows.device) and last.takes_rows(rows)):
-            last = Launch(launcher, constants, rows.device)
+        if last is None or not (last.is_of(kernel, constants, rows.device) and last.takes_rows(rows)):
+            last = Launch(kernel, constants, rows.device)
             self._launches.append(last)
-        last.add_rows(rows)
+        last.rows.append(rows)
 
     def add_call(self, call: Callable[[], Any], device: torch.device) -> None:
-        found = Launch(lambda jobs, constants: call(), {}, device)
-        found.is_barrier = True
-        self._launches.append(found)
+        self._launches.append(Launch(lambda jobs, constants: call(), {}, device))
 
     def concerns(self, tensor: torch.Tensor) -> bool:
         low = tensor.data_ptr()
@@ -264,27 +231,18 @@ class _Batch:
 
 
 def launch_all(launches: Sequence[Launch]) -> None:
-    """Launch in order, with one upload of all tables on a device."""
-    if not launches:
-        return
-    if getattr(_open, "variants", None) is not None:
-        for each in launches:
-            if not each.is_barrier:
-                each()
-        return
-    device = launches[0].device
-    collected = [each for each in launches if isinstance(each.launcher, Kernel) and each.device == device]
-    uploaded = None
-    with on(device):
-        if collected:
+    """Launch in order, with one upload for successive launches on a device."""
+    for device, group in itertools.groupby(launches, lambda each: each.device):
+        successive = list(group)
+        collected = [each for each in successive if not each.is_barrier]
+        with on(device):
             uploaded = staging.upload([each.table() for each in collected], device, stream_of(device))
             for number, each in enumerate(collected):
                 each.uploaded = (uploaded, number)
-        try:
-            for each in launches:
-                each()
-        finally:
-            if uploaded is not None:
+            try:
+                for each in successive:
+                    each.launcher(each, each.constants)
+            finally:
                 uploaded.release()
 
 
@@ -312,6 +270,10 @@ _interpreting = threading.Lock()
 class Kernel:
     """A Triton kernel with a table, tensors' numbers, and constants as arguments.
 
+    Triton binds and inspects a launch's arguments to find the compiled kernel, in 20 to 50 us of host code. Here the
+    key is known: constants, the device, and two addresses that are multiples of 16. The first launch uses Triton's path
+    and returns the compiled kernel; later ones call its launcher. All other cases use Triton's path.
+
     Attributes:
         options: options of its compilation.
     """
@@ -319,31 +281,12 @@ class Kernel:
     def __init__(self, function: Any, **options: Any) -> None:
         self.function = function
         self.options = {**OPTIONS, **options}
-        self._launcher = Launcher(function, self.options)
+        self._compiled: dict[Any, tuple[Any, tuple[Any, ...]] | None] = {}
         _kernels.append(self)
 
-    def __call__(self, jobs: Launch | Sequence[Job], constants: Mapping[str, Any]) -> None:
-        variants = getattr(_open, "variants", None)
-        if variants is not None:
-            variants[Variant(self, tuple(constants.items()))] = None
-            return
-        if not isinstance(jobs, Launch):
-            jobs = Launch(self, constants, jobs[0].device, jobs)
-        if jobs.uploaded is not None:
-            self._launch(jobs, constants, *jobs.uploaded)
-            return
-        with on(jobs.device):
-            uploaded = staging.upload([jobs.table()], jobs.device, stream_of(jobs.device))
-            try:
-                self._launch(jobs, constants, uploaded, 0)
-            finally:
-                uploaded.release()
-
-    def _launch(
-        self, jobs: Launch, constants: Mapping[str, Any], uploaded: staging.Uploaded, number: int
-    ) -> None:
+    def __call__(self, jobs: Launch, constants: Mapping[str, Any]) -> None:
         """Launch on the current device, which has the table."""
-        device = jobs.device
+        (uploaded, number), device = jobs.uploaded, jobs.device
         stream = stream_of(device)
         owners = _owners(jobs.programs(), device, stream)
         if device.type != "cuda":
@@ -352,14 +295,47 @@ class Kernel:
                 self.function[(owners.total,)](table, owners.tensor, **constants, **self.options)
             return
         fix_cache_keys()
-        self._launcher.launch(
-            owners.total,
-            (uploaded.address(number), owners.address),
-            lambda: (uploaded.tensor(number), owners.tensor),
-            constants,
-            device_index(device),
-            stream,
-        )
+        addresses = uploaded.address(number), owners.address
+        key = (device_index(device), *constants.items())
+        found, is_usual = self._compiled.get(key), _is_usual(addresses)
+        if found is not None and is_usual:
+            kernel, values = found
+            try:
+                kernel.run(
+                    owners.total, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *addresses,
+                    *values,
+                )  # fmt: skip
+                return
+            except TypeError:  # raised before a launch: this Triton's launchers take other arguments
+                self._compiled[key] = None
+        table = uploaded.tensor(number)
+        compiled = self.function[(owners.total,)](table, owners.tensor, **constants, **self.options)
+        if is_usual and key not in self._compiled:
+            self._compiled[key] = self._prepared(compiled, constants)
+
+    def _prepared(self, kernel: Any, constants: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        """Return the compiled kernel and its constants in order.
+
+        Returns None if only Triton's path works.
+        """
+        names = getattr(self.function, "arg_names", None)
+        if hasattr(kernel, "result"):
+            kernel = kernel.result()
+        has_all = all(hasattr(kernel, name) for name in ("run", "function", "packed_metadata"))
+        if not has_all or names is None or set(names[2:]) != set(constants):
+            return None
+        return kernel, tuple([constants[name] for name in names[2:]])
+
+
+def _is_usual(addresses: tuple[int, int]) -> bool:
+    """True for aligned addresses, without a profiler's hook for launches."""
+    runtime = knobs.runtime
+    return not (
+        addresses[0] % _ALIGNMENT
+        or addresses[1] % _ALIGNMENT
+        or getattr(runtime.launch_enter_hook, "calls", None)
+        or getattr(runtime.launch_exit_hook, "calls", None)
+    )
 
 
 class _Owners:
@@ -382,6 +358,10 @@ def stream_of(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return triton.runtime.driver.active.get_current_stream(device_index(device))
+
+
+def device_index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def on(device: torch.device) -> Any:

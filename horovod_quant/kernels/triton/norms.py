@@ -8,13 +8,12 @@ from horovod_quant.kernels.triton.elements import (
     INF_BITS,
     ROW,
     below,
-    elements_left,
     float_pointer,
     magnitude,
+    program_of,
     read,
     read_magnitudes,
     read_values,
-    row_and_block,
 )
 
 
@@ -27,8 +26,7 @@ def bucket_maxima(
 
     ``BUCKETS`` buckets per program, in chunks of ``CHUNK`` elements of each.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
+    row, block, left = program_of(table, owners, BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_maxima(row, block, left, KIND, ALIGNED, BUCKET, CHUNK, BUCKETS, WHOLE=True)
     else:
@@ -68,8 +66,7 @@ def bucket_sums(
     Terms are the elements (``TERM="itself"``), their magnitudes (``"magnitude"``) or squares (``"square"``).
     ``BUCKETS`` buckets per program, a row of 32 elements of each at a time.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
+    row, block, left = program_of(table, owners, BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM, WHOLE=True)
     else:

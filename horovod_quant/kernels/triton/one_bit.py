@@ -22,7 +22,6 @@ from horovod_quant.kernels.triton.elements import (
     ROW,
     TILE,
     below,
-    elements_left,
     float_bits,
     float_pointer,
     hash32,
@@ -30,10 +29,11 @@ from horovod_quant.kernels.triton.elements import (
     hash_key,
     hash_of,
     hash_step,
+    program_of,
     read,
-    row_and_block,
     write,
 )
+from horovod_quant.kernels.triton.tiles import rows_offsets, tiles_offsets
 
 _TINY = tl.constexpr(2.0**-126)
 _STEP = tl.constexpr(2.0**-23)
@@ -46,8 +46,7 @@ def binarize(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl
 
     ``TILES`` tiles per program.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (TILES * TILE), TILES * TILE)
+    row, block, left = program_of(table, owners, TILES * TILE)
     if left == TILES * TILE:
         _binarize(row, block, left, KIND, ALIGNED, TILES, WHOLE=True)
     else:
@@ -59,7 +58,7 @@ def _binarize(
     row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
 ):
     first = block * (TILES * TILE)
-    offsets = _tiles_offsets(TILES)
+    offsets = tiles_offsets(TILES) + rows_offsets()
     inside = below(offsets, left, WHOLE)
     gradient = read(float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first, offsets, inside, KIND)
     momentum_at = float_pointer(tl.load(row + MOMENTUM), "float32", ALIGNED) + first
@@ -81,10 +80,14 @@ def _binarize(
         tl.float32
     ) * _STEP
     width = tl.where(scale >= _TINY, scale, 1.0)
-    _store_bits((draw * width < momentum) & inside, row, block, left, TILES, WHOLE)
-    flags = tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block * TILES
+    bits = ((draw * width < momentum) & inside).to(tl.int32)
+    words = tl.sum(bits << tl.arange(0, 32)[None, :, None], axis=1)
     tile = tl.arange(0, TILES)
-    tl.store(flags + tile, (largest >= INF_BITS).to(tl.int8), mask=below(tile * TILE, left, WHOLE))
+    used = below(tile * TILE, left, WHOLE)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * (TILES * ROW)
+    tl.store(target + (tile[:, None] * ROW + tl.arange(0, ROW)[None, :]), words, mask=used[:, None])
+    flags = tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block * TILES
+    tl.store(flags + tile, (largest >= INF_BITS).to(tl.int8), mask=used)
 
 
 @triton.jit
@@ -98,11 +101,10 @@ def vote(
     the counts is a separate word.
     """
     PLACES: tl.constexpr = WORKERS.bit_length()
-    row, block = row_and_block(table, owners)
-    first = block * (TILES * TILE)
+    row, block, left = program_of(table, owners, TILES * TILE)
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
-    inside = tl.broadcast_to(tile * TILE < elements_left(row, first, TILES * TILE), [TILES, ROW])
+    inside = tl.broadcast_to(tile * TILE < left, [TILES, ROW])
     at = block * (TILES * ROW) + (tile * ROW + lane)
     pointers = table + tl.load(row + POINTERS)
     ones = ()
@@ -115,7 +117,7 @@ def vote(
         for worker in range(WORKERS):
             ones = _counted(ones, _words_at(pointers + worker, at, inside), PLACES)
 
-    k0, k1, factor, addend, flip = hash_key(row, first)
+    k0, k1, factor, addend, flip = hash_key(row, block * (TILES * TILE))
     h = hash_input(tile * TILE + lane, k0)
     bits = tl.zeros([TILES, ROW], tl.uint32)
     for number in tl.static_range(32):
@@ -151,8 +153,7 @@ def decode_signs(
 
     With ``FLAGS`` the tiles whose flag is set in the words ``BROKEN`` become NaN.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (ROWS * ROW), ROWS * ROW)
+    row, block, left = program_of(table, owners, ROWS * ROW)
     if left == ROWS * ROW:
         _decode_signs(row, block, left, KIND, ALIGNED, ROWS, FLAGS, WHOLE=True)
     else:
@@ -185,43 +186,22 @@ def _decode_signs(
 @triton.jit
 def write_nan_tiles(table, owners, KIND: tl.constexpr):
     """Write NaN to a tile flagged as non-finite; one tile per program."""
-    row, block = row_and_block(table, owners)
-    first = block * TILE
-    left = elements_left(row, first, TILE)
+    row, block, left = program_of(table, owners, TILE)
     broken = tl.load(tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block) != 0
     offsets = tl.arange(0, TILE)
-    target = float_pointer(tl.load(row + TARGET), KIND) + first
+    target = float_pointer(tl.load(row + TARGET), KIND) + block * TILE
     write(target, offsets, tl.full([TILE], float("nan"), tl.float32), (offsets < left) & broken, KIND)
 
 
 @triton.jit
 def pack_flags(table, owners, WORDS: tl.constexpr):
     """Pack flags as bits, the first flag lowest; ``WORDS`` words per program."""
-    row, block = row_and_block(table, owners)
-    first = block * (WORDS * 32)
-    left = elements_left(row, first, WORDS * 32)
+    row, block, left = program_of(table, owners, WORDS * 32)
     word = tl.arange(0, WORDS)
     number = tl.arange(0, 32)
     offsets = word[:, None] * 32 + number[None, :]
-    flags = tl.load(row + SOURCE).to(tl.pointer_type(tl.int8)) + first
+    flags = tl.load(row + SOURCE).to(tl.pointer_type(tl.int8)) + block * (WORDS * 32)
     bits = (tl.load(flags + offsets, mask=offsets < left, other=0) != 0).to(tl.int32)
     words = tl.sum(bits << number[None, :], axis=1)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * WORDS
     tl.store(target + word, words, mask=word * 32 < left)
-
-
-@triton.jit
-def _tiles_offsets(TILES: tl.constexpr):
-    """Return the offsets of a program's elements by tile, row and lane."""
-    tile = tl.arange(0, TILES)[:, None, None] * TILE
-    return tile + tl.arange(0, 32)[None, :, None] * ROW + tl.arange(0, ROW)[None, None, :]
-
-
-@triton.jit
-def _store_bits(bits, row, block, left, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """Pack a bit per element, by tile, row and lane."""
-    words = tl.sum(bits.to(tl.int32) << tl.arange(0, 32)[None, :, None], axis=1)
-    tile = tl.arange(0, TILES)
-    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * (TILES * ROW)
-    used = below(tile * TILE, left, WHOLE)
-    tl.store(target + (tile[:, None] * ROW + tl.arange(0, ROW)[None, :]), words, mask=used[:, None])

@@ -1,8 +1,5 @@
 """EDEN's decoding kernel: levels, transforms, signs, and the workers' sum."""
 
-# mypy: disable-error-code="assignment"
-# Tuples of tensors grow in unrolled loops.
-
 import triton
 import triton.language as tl
 
@@ -10,10 +7,9 @@ from horovod_quant.kernels.triton.columns import FACTOR, POINTERS, START, TARGET
 from horovod_quant.kernels.triton.elements import (
     ROW,
     TILE,
-    elements_left,
     float_bits,
     float_pointer,
-    row_and_block,
+    program_of,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
@@ -43,8 +39,7 @@ def add_rotated(
 
     The list of pointers has each worker's words, scales and key.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (TILES * TILE), TILES * TILE)
+    row, block, left = program_of(table, owners, TILES * TILE)
     first = block * (TILES * TILE)
     index = 2 * ((tl.load(row + START) + first) // ROW)
     factor = float_bits(tl.load(row + FACTOR))

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Union
 
 import torch
 
+from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.keys import Key, RngKey
 from horovod_quant.kernels.layout import TILE, code_words, tiles
-from horovod_quant.kernels.rotation import check_bits, check_scales, check_workers, rotated_elements
+from horovod_quant.kernels.rotation import check_scales, check_workers, rotated_elements
 from horovod_quant.kernels.triton import restoring, rotation
 from horovod_quant.kernels.triton.arguments import (
     KINDS,
@@ -69,7 +70,7 @@ def encode_rotated(
     scales: torch.Tensor | None = None,
     trellis: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     x = floats(x, "x")
     coordinates, count = rotated_elements(len(x)), tiles(len(x))
     words = result(out, code_words(coordinates, bits), torch.int32, x.device)
@@ -138,7 +139,7 @@ def add_rotated(
     start: int = 0,
     trellis: bool = False,
 ) -> torch.Tensor:
-    check_bits(bits)
+    check_range("bits", bits, 1, 4)
     check_workers(words, scales, keys)
     out = floats(out, "out")
     pointers: list[Entry] = []

@@ -4,9 +4,6 @@
 to its codes and its scale.
 """
 
-# mypy: disable-error-code="assignment"
-# Tuples of tensors grow in unrolled loops.
-
 import triton
 import triton.language as tl
 
@@ -19,9 +16,8 @@ from horovod_quant.kernels.triton.elements import (
     ROW,
     TILE,
     below,
-    elements_left,
     float_pointer,
-    row_and_block,
+    program_of,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
@@ -61,8 +57,7 @@ def encode_rotated(table, owners, KIND: tl.constexpr, BITS: tl.constexpr, TILES:
 
     The list of pointers has the key.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (TILES * TILE), TILES * TILE)
+    row, block, left = program_of(table, owners, TILES * TILE)
     z, units, squares = _rotated(table, row, block, left, KIND, TILES)
     lane = tl.arange(0, ROW)[None, :]
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
@@ -168,8 +163,7 @@ def rotate(table, owners, KIND: tl.constexpr, TILES: tl.constexpr):
 
     ``TILES`` per program. The list of pointers has the key.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (TILES * TILE), TILES * TILE)
+    row, block, left = program_of(table, owners, TILES * TILE)
     x, units, squares = _rotated(table, row, block, left, KIND, TILES)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * (TILES * TILE)
     write_tiles(target, x, coordinates(left), "float32", TILES)
@@ -185,8 +179,7 @@ def round_to_trellis(table, owners, BITS: tl.constexpr, TILES: tl.constexpr):
 
     ``TILES`` tiles per program.
     """
-    row, block = row_and_block(table, owners)
-    left = elements_left(row, block * (TILES * TILE), TILES * TILE)
+    row, block, left = program_of(table, owners, TILES * TILE)
     if left == TILES * TILE:
         _round_to_trellis(row, block, left, BITS, TILES, WHOLE=True)
     else:

@@ -92,7 +92,7 @@ def upload(tables: Sequence[np.ndarray], device: torch.device, stream: int) -> U
     for table in tables:
         offsets.append(end)
         end += len(table) + len(table) % _EVEN
-    if device.type == "cpu":
+    if device.type == "cpu" or not tables:
         array = np.empty(end, np.int64)
         _write(array, tables, offsets)
         memory = torch.from_numpy(array)

@@ -9,12 +9,11 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
-from horovod_quant.kernels.buffer_view import BufferView
+from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.kernels.segment_offsets import counts_of, lengths_of
-from horovod_quant.kernels.segments import Batch
 from horovod_quant.kernels.triton.arguments import KINDS, current_device
 from horovod_quant.kernels.triton.jobs import Rows, layout_of
-from horovod_quant.kernels.triton.launching import INTERPRETED, Kernel, capture, run_rows
+from horovod_quant.kernels.triton.launching import INTERPRETED, MAX_ELEMENTS, Kernel, capture, run_rows
 
 _KINDS_OF_SPANS = {
     np.dtype(np.float32): "float32",
@@ -66,11 +65,14 @@ class SegmentTable:
             self.elements = tuple([each.shape[0] for each in tensors])
             kinds = [_KINDS_OF_SPANS[each.dtype] for each in tensors]
         else:
-            plain: list[Any] = [each.array() if type(each) is BufferView else each for each in tensors]
+            plain = list(map(as_array, tensors))
             addresses, kinds = self._inspected(plain)
             self.elements = tuple([each.numel() for each in plain])
         self.addresses = np.array(addresses, np.int64)
         self.lengths = np.array(self.elements, np.int64)
+        most = self.lengths.max(initial=0)
+        if most > MAX_ELEMENTS:
+            raise ValueError(f"a tensor of {most} elements; the Triton kernels take {MAX_ELEMENTS} at most")
         self.aligned_groups = self._filled(_groups(kinds, self.addresses & _VECTOR))
         self.groups = self.aligned_groups
         if len(self.groups) > 1:
@@ -115,24 +117,14 @@ class SegmentTable:
 
     def longest(self, group: Group) -> Any:
         """Return the tensor of a group with the most elements, flat."""
-        lengths = group.of(self.lengths)
-        number = int(lengths.argmax())
-        found = self.kept[number if group.which is None else int(group.which[number])]
-        tensor = found.array() if type(found) is BufferView else found
-        return tensor.reshape(-1) if isinstance(tensor, torch.Tensor) else tensor
+        number = int(group.of(self.lengths).argmax())
+        return as_array(self.kept[number if group.which is None else int(group.which[number])]).reshape(-1)
 
 
 def table_of(outs: Sequence[Any], table: Any) -> SegmentTable:
     """Return the table of ``outs``: ``table``, if it describes exactly these tensors."""
     may_be = isinstance(table, SegmentTable) and len(table) == len(outs)
     return table if may_be and all(map(operator.is_, table.kept, outs)) else SegmentTable(outs, "out")
-
-
-def table_of_values(segments: Batch) -> SegmentTable:
-    """Return the table of a batch's values, which the batch keeps."""
-    if segments.table is None:
-        segments.table = SegmentTable(segments.values)
-    return segments.table
 
 
 def _groups(kinds: Sequence[str], unaligned: np.ndarray) -> list[Group]:
@@ -152,10 +144,6 @@ def _groups(kinds: Sequence[str], unaligned: np.ndarray) -> list[Group]:
 def before(counts: np.ndarray) -> np.ndarray:
     """Return the offset of each part, from the parts' lengths."""
     return np.cumsum(counts) - counts
-
-
-def total_buckets(table: SegmentTable, bucket_size: int) -> int:
-    return int(table.counts(bucket_size).sum())
 
 
 _steps: dict[Any, list[Step]] = {}
