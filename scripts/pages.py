@@ -25,5 +25,5 @@ def insert(page: str, mark: str, script: str, text: str) -> str:
 
 
 def load_before(path: Path) -> str:
-    """Return a sentence with the load and the processor in a file that `load_and_processor` has written."""
+    """Return the sentence with what `load_and_processor` has written to a file."""
     return f"Load of the machine before the measurements: {path.read_text().strip()}."

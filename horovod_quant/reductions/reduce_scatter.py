@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any, Callable
 
 from horovod_quant.codecs.base import Codec
 from horovod_quant.reductions.allgather import AllgatherReduce
 from horovod_quant.reductions.base import Reduction, whole_batch, worker_rounder
-from horovod_quant.reductions.requests import Alltoall, Workers, validated
+from horovod_quant.reductions.requests import Alltoall, Request, Workers, validated
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
-from horovod_quant.reductions.tensors import Exchange, Gradient
+from horovod_quant.reductions.tensors import Decoded, Gradient
 
-ReduceScatter = Callable[[Sequence[Gradient], Workers, Any], Exchange]
+ReduceScatter = Callable[[Sequence[Gradient], Workers, Any], Generator[Request, Any, Decoded]]
 """A reduce-scatter of gradients, by the kernels of a backend; see `reduce_scatter`."""
 
 
 def reduce_scatter(
     codec: Codec, correlated: bool, gradients: Sequence[Gradient], workers: Workers, kernels: Any
-) -> Exchange:
+) -> Generator[Request, Any, Decoded]:
     """Reduce-scatter: encode, alltoall; each rank decodes and adds its shard.
 
     The first half of `ScatterReduceAllgather`: gradients are rounded once.

@@ -110,7 +110,7 @@ class Division:
 
 @lru_cache(maxsize=64)  # the groups of every step have tensors of the same lengths
 def shards_of(elements: tuple[int, ...], workers: int, align: int) -> Division:
-    """Return the shards of all ranks: units of ``align`` elements, divided evenly."""
+    """Return the shards of all ranks, units of ``align`` elements."""
     first = split_points([ceil_div(count, align) for count in elements])  # unit of each tensor
     bounds = [first[-1] * rank // workers for rank in range(workers + 1)]
     of = [
@@ -126,7 +126,7 @@ def shards_of(elements: tuple[int, ...], workers: int, align: int) -> Division:
 
 @lru_cache(maxsize=64)
 def ranges_of(names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> Division:
-    """Return the ranges that each worker of a node owns, one a tensor.
+    """Return the ranges of tensors that each worker of a node owns.
 
     Args:
         names: names of the tensors.

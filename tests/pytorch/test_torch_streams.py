@@ -256,7 +256,7 @@ def test_fsdps_kernels_run_between_the_gradients_and_what_follows(
     hook._bucket = SimpleNamespace(  # type: ignore[assignment]
         groups=[SimpleNamespace(indices=[0], gradients=[SimpleNamespace(step=0)], names=[])], rest=[]
     )
-    hook._reductions = [SimpleNamespace(run=memory.begun)]  # type: ignore[list-item]
+    hook._reductions = [memory.begun]
     hook._gradients = [[SimpleNamespace(), SimpleNamespace()]]  # type: ignore[list-item]
     hook._reduce(torch.zeros(2), torch.zeros(4), torch.distributed.ReduceOp.AVG)
     assert memory.in_order == [True]
