@@ -143,7 +143,9 @@ def _active_rank_query(scope: Scope) -> tf.Tensor:
     in_branch = type(current).__name__ == "CondBranchFuncGraph" and not scope.is_direct
     graph = current.outer_graph if in_branch else current
     key = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
-    known = vars(graph).setdefault("_horovod_quant_roll_calls", {})
+    known = getattr(graph, "_horovod_quant_roll_calls", None)
+    if known is None:
+        known = graph._horovod_quant_roll_calls = {}
     if key not in known:
         if in_branch:
             scope = scope._replace(gradient=_outside(current, scope.gradient))
