@@ -43,7 +43,7 @@ from turns import taken
 import horovod_quant.tensorflow as hvq
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
 from horovod_quant.kernels.layout import TILE
-from horovod_quant.tensorflow import cached_subgraph, trellis
+from horovod_quant.tensorflow import cached_subgraph
 
 SUBSET: list[Any] = []
 
@@ -773,17 +773,14 @@ def training_under_check_numerics(make: Make) -> None:
     """TensorFlow's own search for infinities and NaN finds none where gradients have none, and changes no bit."""
     needs_host = any(scheme.host_requirement() for scheme in make().policy.schemes)
     # What was traced without the search is not searched, and what was traced with it is searched for ever.
-    graphs = cached_subgraph._graph, trellis._graph
-    for graph in graphs:
-        graph.cache_clear()
+    cached_subgraph.graph_of.cache_clear()
     tf.debugging.enable_check_numerics()
     try:
         for kernels in ("native",) if needs_host else taken("native", "tensorflow"):
             train_with_tape(make, arguments={"kernels": kernels})
     finally:
         tf.debugging.disable_check_numerics()
-        for graph in graphs:
-            graph.cache_clear()
+        cached_subgraph.graph_of.cache_clear()
 
 
 def constant_gradients(make: Make) -> None:
