@@ -11,6 +11,7 @@ median over the rounds.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Sequence
@@ -141,6 +142,7 @@ def main() -> None:
         for name, (scheme, local_size) in variants(inside).items()
         if not args.only or any(each in name for each in args.only)
     }
+    gc.freeze()  # else collections of all schemes' objects fall into the steps of some
     seconds: dict[str, list[float]] = {name: [] for name in exchanges}
     for number in range(args.rounds + 1):
         for name, exchange in exchanges.items():
