@@ -34,11 +34,8 @@ NAMED = {
 }
 """Which code the README names for BERT-base over Gloo, by Gbit/s."""
 
-AS_GOOD = {4: 0.94, 16: 0.95, 64: 0.95}
-"""What the README names must have this share of the gain of what `advise` recommends, by number of workers.
-
-With 4 workers GlobalQSGD(bits=8) is a little faster at 10 Gbit/s; the README names no number of workers.
-"""
+AS_GOOD = {4: 0.93, 16: 0.95, 64: 0.95}
+"""What the README names must have this share of the gain of what `advise` recommends, by number of workers."""
 
 
 def over_gloo(model: str, rate: int, workers: int) -> Setting:
@@ -66,10 +63,13 @@ def test_the_readme_and_advise_agree(rate: int, workers: int) -> None:
     assert own.nmse is not None
     assert own.nmse <= advice.MOST_NMSE
     assert own.gain >= AS_GOOD[workers] * best.gain
+    if (rate, workers) == (10, 4):
+        assert best.name == "global-qsgd-8"
+        assert f"(with 4 hosts `GlobalQSGD()` is {best.gain / own.gain - 1:.0%} faster)" in WORDS
 
 
 def test_for_resnet_50_the_readme_says_usually_none_at_10_gbits() -> None:
-    assert re.search(r"At about 10 Gbit/s `[^.]*; for ResNet-50 usually no compression", WORDS)
+    assert re.search(r"At about 10 Gbit/s `[^;]*; for ResNet-50 usually no compression", WORDS)
     recommended = []
     for workers in (4, 16, 64):
         where, step = over_gloo("resnet50", 10, workers), advise_tables.STEPS["resnet50"]

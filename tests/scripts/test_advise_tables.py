@@ -63,5 +63,14 @@ def test_what_others_measured_is_predicted_within_a_tenth() -> None:
             assert found[link].ratio == pytest.approx(float32 / quantized, rel=0.04)
 
 
-def test_the_hierarchical_table_is_on_its_page() -> None:
-    assert advise_tables.hierarchical_table(SPEEDS) in advise_tables.HIERARCHICAL.read_text()
+def test_the_hierarchical_table_and_what_it_shows_are_on_its_page() -> None:
+    table, page = advise_tables.hierarchical_table(SPEEDS), advise_tables.HIERARCHICAL.read_text()
+    assert table in page
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    steps = {name: [int(cell.replace(",", "")) for cell in cells[-3:]] for name, *cells in rows}
+    in_8_bits = {name: steps[f"{name}, inside=8"] for name in steps if f"{name}, inside=8" in steps}
+    saved = [a - b for name, other in in_8_bits.items() for a, b in zip(steps[name], other)]
+    assert f"`inside=8` saves {min(saved)} to {max(saved)} ms of a step" in page
+    flat, nested = steps["global-qsgd-8"], in_8_bits["global-qsgd-8 hierarchical"]
+    most = max(b / a - 1 for a, b in zip(flat, nested))
+    assert f"GlobalQSGD then\ntakes at most {most:.0%} longer than without a hierarchy" in page
