@@ -26,7 +26,7 @@ from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.reductions.agreement import COMMON, WIRE_VERSION, signs_of
+from horovod_quant.reductions.agreement import WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import (
     UNEVEN_HOSTS,
@@ -248,9 +248,18 @@ class BaseCompressor(metaclass=CompressorClass):
     def _arguments(self) -> dict[str, str]:
         """Return the arguments that all workers must share, see `horovod_quant.reductions.agreement`."""
         policy = self.policy
-        values = {**self._choosing_arguments(), switch.VARIABLE: int(policy.is_off)}
-        for argument in COMMON[1:]:
-            values[argument] = getattr(policy if hasattr(policy, argument) else self, argument)
+        values = {
+            **self._choosing_arguments(),
+            switch.VARIABLE: int(policy.is_off),
+            "min_elements": policy.min_elements,
+            "exclude": policy.exclude,
+            "overrides": policy.overrides,
+            "seed": self.seed,
+            "hierarchical": self.hierarchical,
+            "inside": self.inside,
+            "group_bytes": self.group_bytes,
+            "overlap": self.overlap,
+        }
         if self.nmse_every:
             values["nmse_every"] = f"{self.nmse_every}, nmse_share={self.nmse_share}"
         return {argument: str(value) for argument, value in values.items()}
