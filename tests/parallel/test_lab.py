@@ -75,15 +75,21 @@ def test_logins_are_scheduled_in_groups_again_after_the_last_lab(possible: None)
         AUTOGROUP.write_text("1")
     except OSError as error:
         pytest.skip(f"LEFT OUT, because this setting cannot be changed here: {error}")
+    names = (NAME, f"{NAME}_second")
     try:
-        for name in (NAME, f"{NAME}_second"):
+        for name in names:
             done("up", 1, name=name)
             assert AUTOGROUP.read_text() == "0\n"
-        done("down", name=NAME)
+        AUTOGROUP.write_text("1")  # as an `up` leaves it that was cut off
+        done("up", 1, name=names[1])
         assert AUTOGROUP.read_text() == "0\n"
-        done("down", name=f"{NAME}_second")
+        done("down", name=names[0])
+        assert AUTOGROUP.read_text() == "0\n"
+        done("down", name=names[1])
         assert AUTOGROUP.read_text() == "1\n"
     finally:
+        for name in names:
+            lab("down", name=name)
         AUTOGROUP.write_text(before)
 
 
