@@ -166,8 +166,7 @@ def in_short(figures: dict[str, Any]) -> str:
         f"where nothing gains at {transformer.rate_title(slowest)}: the least speed-up there is {least:.2f}. One core "
         "with AVX2 alone was not tried. Fewer cores take more of the gain than narrower instructions. A step of this "
         "model is mostly compute and Python, and sends 0.7 MB with float32. Where four workers share a core, what "
-        "quantizing adds is added four times; and float32 takes less time than on two cores (gradients that become "
-        "ready slowly may share Horovod's cycles; this was not tested)."
+        "quantizing adds is added four times."
     )
 
 
