@@ -64,7 +64,7 @@ class AutoRun(Run):
 
     def more(self) -> None:
         self.setting[AUTO] = self.auto.report()._asdict()
-        self._say(f"auto takes {self.auto.report()}")
+        self._say(f"auto {self.auto.report()}")
         if self.watch:
             self._watch()
 
@@ -76,12 +76,13 @@ class AutoRun(Run):
         followed = super().make_trial(Variant("watched", parse(NONE), GROUP_BYTES))
         auto = hvq.Auto(again_after=self.again_after)
         followed._optimizer._compression = auto
-        begin, shown, going = time.monotonic(), None, True
+        begin, shown, going = time.monotonic(), (), True
         while going:
             self.bench.measured(followed)
-            if auto.report().method is not None and auto.report() is not shown:
-                shown = auto.report()
-                self._say(f"after {time.monotonic() - begin:.0f} s auto takes {shown}")
+            report = auto.report()
+            if report.step == report.steps and report.measurements != shown:
+                shown = report.measurements
+                self._say(f"after {time.monotonic() - begin:.0f} s auto {report}")
             # The first worker's clock decides for all.
             going = bool(hvd.broadcast_object(time.monotonic() - begin < self.watch, name="going"))
 

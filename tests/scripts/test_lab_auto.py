@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from horovod_quant.autotune.trial import Measurement, Report
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 import lab_auto  # noqa: E402
 import pages  # noqa: E402
 
+MEASUREMENTS = (Measurement("none", 0.0, 1.0, 2.0, 2.0), Measurement("eden-3", 0.03, 0.5, 1.0, 1.0))
 PAGE = "Before\n<!-- table: scripts/lab-auto -->\nold\n<!-- /table -->\nafter\n"
 
 
@@ -54,9 +57,9 @@ def test_it_compares_auto_with_the_fastest(tmp_path: Path) -> None:
 
 def test_it_tells_what_was_taken_while_the_rate_fell(tmp_path: Path) -> None:
     measured(tmp_path, "gloo-4-none", "none", none=0.1, auto=0.1)
-    log = "after 12 s auto takes none: 5 ms per step\nafter 80 s auto takes {}: 9 ms per step\n"
     for last, reached in (("eden-3", True), ("none", False)):
-        (tmp_path / "watched").write_text(log.format(last))
+        reports = [Report(method, MEASUREMENTS, 4, 28, 28) for method in ("none", last)]
+        (tmp_path / "watched").write_text("".join(f"after 80 s auto {report}\n" for report in reports))
         assert list(lab_auto.verdicts(tmp_path))[1:] == [
             (reached, f"a rate that falls to 100mbit: took none, {last}")
         ]
@@ -84,7 +87,7 @@ def test_the_rate_falls_after_the_first_trial_of_this_run(tmp_path: Path) -> Non
     lab.parent.mkdir()
     lab.write_text("#!/bin/sh\necho $2 > rate\n")
     lab.chmod(0o755)
-    line = "after 12 s auto takes none: 5 ms per step"
+    line = f"after 12 s auto {Report('none', MEASUREMENTS, 4, 28, 28)}"
     (tmp_path / "watched.partial").write_text(f"{line}\n")
     # `tee` empties the log when it starts: it waits until the loop has looked at the log.
     script = f"""
