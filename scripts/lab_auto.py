@@ -76,7 +76,7 @@ def watched(folder: Path) -> list[str]:
     One after another; empty where that was not measured.
     """
     path = folder / "watched"
-    return re.findall(r"after \d+ s auto chose ([\w-]+):", path.read_text()) if path.exists() else []
+    return re.findall(r"after \d+ s auto chose ([\w-]+)", path.read_text()) if path.exists() else []
 
 
 def verdicts(folder: Path) -> Iterator[tuple[bool, str]]:
