@@ -255,9 +255,9 @@ def compare(
     return fitted, found
 
 
-def kernel_speeds(folder: Path, again: bool) -> KernelSpeeds:
-    """Return the kernels' speeds, measured once and kept with the cells."""
-    path = folder / "kernels.json"
+def kernel_speeds(folder: Path, controller: str, again: bool) -> KernelSpeeds:
+    """Return the kernels' speeds, measured once and kept with the controller's cells."""
+    path = folder / f"{controller}-kernels.json"
     if again or not path.exists():
         schemes = [methods.parse(name).scheme() for name in METHODS]
         speeds = measure_kernels([scheme for scheme in schemes if scheme is not None], seconds=5.0)
@@ -357,7 +357,7 @@ def main() -> int:
     cells = [Cell(arguments.controller, hosts, rate) for rate in arguments.rates for hosts in HOSTS]
     if not arguments.tables_only:
         measure(cells, folder, arguments.again)
-    speeds = kernel_speeds(folder, arguments.again)
+    speeds = kernel_speeds(folder, arguments.controller, arguments.again)
     fitted, found = compare(cells, folder, speeds)
     predictions = [comparison for comparison in found if not comparison.cell.calibrates]
     good = sum(comparison.within for comparison in predictions)

@@ -43,7 +43,7 @@ LOCAL_BANDWIDTH = 1e9
 LOCAL_LATENCY = 10e-6
 """Seconds of a message between two workers of a host."""
 
-HALF_SUM_SECONDS = 1.5e-8
+HALF_SUM_SECONDS = 1.1e-8
 """CPU seconds per float16 element that Horovod adds in software.
 
 With 2 workers, ResNet-50 and Gloo fp16 takes a quarter of a second longer than none (docs/speed.md), for 12.8 million
@@ -55,8 +55,8 @@ additions on each worker by a thread that shares its core with one that spins.
 class Software:
     """Costs of Horovod, transport and frontend in addition to the wire.
 
-    The defaults are the rounded results of `calibration.calibrate` on the lab's unshaped links; values for another
-    machine come from ``horovod-quant bench`` on it.
+    The defaults are the rounded means of what `calibration.calibrate` found on two machines, from the lab's unshaped
+    links; values for another machine come from ``horovod-quant bench`` on it.
 
     Args:
         overhead: seconds that Horovod adds to a collective: it looks for new ones every HOROVOD_CYCLE_TIME (1 ms), and
@@ -78,11 +78,11 @@ class Software:
 
     overhead: float = 2e-3
     gradient: float = 2e-4
-    copy: float = 1.5e-10
-    stream: float = 4e-10
+    copy: float = 1.3e-10
+    stream: float = 5e-10
     half_sum: float = HALF_SUM_SECONDS
-    kernels: float = 1.4
-    contention: float = 1.4
+    kernels: float = 1.0
+    contention: float = 1.15
     allreduce: float = 1.0
     allgather: float = 1.0
     alltoall: float = 1.0
