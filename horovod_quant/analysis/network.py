@@ -56,7 +56,8 @@ class Software:
     """Costs of Horovod, transport and frontend in addition to the wire.
 
     The defaults are the rounded means of what `calibration.calibrate` found on two machines, from the lab's unshaped
-    links; values for another machine come from ``horovod-quant bench`` on it.
+    links; ``overhead`` and ``gradient`` are those of the faster one. Values for another machine come from
+    ``horovod-quant bench`` on it.
 
     Args:
         overhead: seconds that Horovod adds to a collective: it looks for new ones every HOROVOD_CYCLE_TIME (1 ms), and
