@@ -109,7 +109,7 @@ DDP_SOFTWARE = Software(
     kernels=0.8,
     contention=1.6,
 )
-"""DDP over Gloo, from the same lab: it has no coordinator."""
+"""DDP over Gloo, from the lab on one machine: it has no coordinator."""
 
 
 def nccl_software(memory_bandwidth: float) -> Software:

@@ -59,8 +59,8 @@ CLAIM = (
 )
 METHOD = (
     "The protocol is in `scripts/reproduction/bytes_count.py`, and is older than the figures, except that BinSGDM "
-    "under DDP came later. A transformer of 6 layers of width 256 trains on the sources of Python's library, 4 workers "
-    "with 2 sequences of 64 characters each. "
+    "under DDP, and the place where CPU time is measured, came later. A transformer of 6 layers of width 256 trains on "
+    "the sources of Python's library, 4 workers with 2 sequences of 64 characters each. "
     "*Losses* do not depend on a link, and are computed once, with 3 seeds: all workers in one process, with the "
     "arithmetic of the simulator, bit-identical to real workers (PowerSGD: real workers with PyTorch's hook, after a "
     "tenth of the steps without it). *Steps* are real ones between 4 hosts of `scripts/lab` with one worker each, 30 "
