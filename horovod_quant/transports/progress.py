@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from horovod_quant.kernels import notices
+from horovod_quant.transports import time_slice
 
 LONG = 10.0
 """Seconds without progress after which the thread logs the stalled job."""
@@ -167,6 +168,7 @@ class Progress:
 
     def _run(self) -> None:
         if self._claim():
+            time_slice.shorten()  # other workers wait while it waits for a core
             try:
                 self._work()
             finally:
