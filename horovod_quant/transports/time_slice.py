@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -26,8 +27,10 @@ def shorten() -> None:
     or where the thread has a policy other than SCHED_OTHER.
     """
     number = _SCHED_SETATTR.get(platform.machine())
-    if number is None or not hasattr(os, "sched_getscheduler") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if number is None or not hasattr(os, "sched_getscheduler"):
         return
-    nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SHORTEST, 0, 0)
-    ctypes.CDLL(None).syscall(ctypes.c_long(number), ctypes.c_int(0), attributes, ctypes.c_uint(0))
+    with contextlib.suppress(OSError):  # a container may forbid it
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SHORTEST, 0, 0)
+            ctypes.CDLL(None).syscall(ctypes.c_long(number), ctypes.c_int(0), attributes, ctypes.c_uint(0))

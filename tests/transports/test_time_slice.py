@@ -68,6 +68,15 @@ def test_another_policy_is_kept() -> None:
     assert before[0] == os.SCHED_BATCH
 
 
+def test_a_system_that_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getscheduler", forbidden)
+    before = scheduling()
+    assert in_a_thread(lambda: (time_slice.shorten(), scheduling())) == (None, before)
+
+
 def test_the_progress_thread_has_the_shortest_slice() -> None:
     class Look(Job):
         seen: Any = None
