@@ -89,20 +89,26 @@ def study(settings: Settings) -> dict[str, Any]:
         found = running.kept(name)
         if found is not None:
             measured[str(hosts)] = found
+    before = common.earlier("by-workers", settings)
+    clusters = {
+        **before.get("clusters", {}),
+        **{hosts: times(found, int(hosts)) for hosts, found in measured.items()},
+    }
     return {
         "rate": settings.rate,
         "shapes": list(settings.shapes),
-        "cores": next((found["cores"] for found in measured.values()), None),
-        "clusters": {
-            hosts: {
-                "seconds": {
-                    name: each["wall_seconds"] for name, each in by_method(found, int(hosts)).items()
-                },
-                "bytes": {name: each["bytes_sent"] for name, each in by_method(found, int(hosts)).items()},
-            }
-            for hosts, found in measured.items()
-        },
-        "predicted": predictions(settings, measured),
+        "cores": next((found["cores"] for found in measured.values()), before.get("cores")),
+        "clusters": {hosts: clusters[hosts] for hosts in map(str, settings.hosts) if hosts in clusters},
+        "predicted": {**before.get("predicted", {}), **predictions(settings, measured)},
+    }
+
+
+def times(found: dict[str, Any], hosts: int) -> dict[str, dict[str, Any]]:
+    """Return the seconds and bytes of a benchmark, by method."""
+    own = by_method(found, hosts)
+    return {
+        "seconds": {name: each["wall_seconds"] for name, each in own.items()},
+        "bytes": {name: each["bytes_sent"] for name, each in own.items()},
     }
 
 

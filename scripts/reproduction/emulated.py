@@ -182,6 +182,10 @@ def problem(size: str) -> str | None:
 
 
 def study(settings: Settings) -> dict[str, Any]:
+    before = {
+        Case._make(each[name] for name in Case._fields)._replace(methods=tuple(each["methods"])): each
+        for each in common.earlier("emulated", settings).get("cases", ())
+    }
     found = []
     for case in settings.cases:
         if settings.only is None or case.part in settings.only:
@@ -189,6 +193,8 @@ def study(settings: Settings) -> dict[str, Any]:
         measured = running.kept(kept_as(case))
         if measured is not None:
             found.append({**case._asdict(), "steps": steps(case, measured)})
+        elif case in before:
+            found.append(before[case])
     return {"cases": found}
 
 

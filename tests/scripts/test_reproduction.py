@@ -18,7 +18,8 @@ from parallel.launching import ROOT, environment
 
 sys.path.append(str(ROOT / "scripts"))
 
-from reproduction import clauses, common, page, qsvrg, variance
+from reproduction import clauses, common, page, qsvrg, running, variance
+from reproduction.__main__ import main
 
 STUDIES = (  # those that launch no workers
     "nuqsgd", "nuqsgd-gradients", "global-qsgd", "rotated-sum", "qsgd", "qsvrg", "limits",
@@ -151,6 +152,22 @@ def test_a_claim_with_a_result_is_tested_again_only_on_demand(folder: Path) -> N
     assert reproduce(folder, "--again", "qsgd").returncode == 0
     assert os.stat(path).st_mtime_ns != before
     assert figures_of(folder, "qsgd") == figures, "not repeatable"
+
+
+@pytest.mark.parametrize("claim", common.WITH_PARTS.split(", "))
+def test_pages_alone_need_no_cached_runs(claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for result in RESULTS.glob("*.json"):  # a claim may show the figures of another
+        shutil.copy(result, tmp_path)
+    path = tmp_path / f"{claim}.json"
+    before = common.load(path)
+    assert before is not None
+    assert before["figures"]
+    monkeypatch.setattr(page, "write", lambda folder: [])
+    monkeypatch.setattr(common.module_of(claim), "problem", lambda size: None, raising=False)
+    monkeypatch.setattr(sys, "argv", ["reproduce", claim, "--output", str(tmp_path), "--only"])
+    monkeypatch.setattr(running, "KEPT", running.KEPT)
+    assert main() == 0
+    assert common.load(path) == before
 
 
 def test_an_unknown_claim_is_refused(tmp_path: Path) -> None:
