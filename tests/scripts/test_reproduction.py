@@ -165,7 +165,7 @@ def test_pages_alone_need_no_cached_runs(claim: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(page, "write", lambda folder: [])
     monkeypatch.setattr(common.module_of(claim), "problem", lambda size: None, raising=False)
     monkeypatch.setattr(sys, "argv", ["reproduce", claim, "--output", str(tmp_path), "--only"])
-    monkeypatch.setattr(running, "KEPT", running.KEPT)
+    monkeypatch.setattr(running, "KEPT", running.KEPT)  # main() changes it; put it back afterwards
     assert main() == 0
     assert common.load(path) == before
 
