@@ -168,8 +168,8 @@ class Progress:
 
     def _run(self) -> None:
         if self._claim():
-            time_slice.shorten()  # other workers wait while it waits for a core
             try:
+                time_slice.shorten()  # other workers wait while it waits for a core
                 self._work()
             finally:
                 self._thread = None

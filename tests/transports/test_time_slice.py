@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import struct
 import threading
 from collections.abc import Callable
@@ -20,7 +21,7 @@ SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 pytestmark = pytest.mark.skipif(
     platform.system() != "Linux"
     or platform.machine() not in SCHED_GETATTR
-    or tuple(map(int, platform.release().split(".")[:2])) < (6, 12),
+    or tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (6, 12),
     reason="slices need Linux 6.12",
 )
 
